@@ -1,0 +1,163 @@
+// What a kernel level (generic, avx2, avx512) exports: one table of functions. Kernels know neither Python nor numpy,
+// do not throw, allocate or lock; all arguments were checked when the plan was compiled. Rows are half-open [row0, row1).
+// Results of a row never depend on which other rows, or how many, are in the call (P1).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace octavo {
+
+// ---------------------------------------------------------------- weights
+// Packed once at load, the same bytes for every level. Columns (output features) are grouped in panels, K in units:
+//   F32   panels of 32: [K][32] float                                w
+//   F16   panels of 32: [K][32] fp16
+//   BF16  panels of 32: [K/2][32][2] bf16 (K pairs)
+//   W8    panels of 16: units of 64 K = 16 lines + 1 scale line      w = s*(q-128)   GGUF Q8_0
+//   W4    panels of 16: units of 64 K = 8 lines + 1 scale line       w = s*(q-8)     GGUF Q4_0
+//   W4F   panels of 16: W4 unit + 1 line of minima                   w = s*q + m     GGUF Q4_1
+// A line is 64 bytes = 16 columns x 4 K. Line j of a group of 32 K holds K quad j (W8), or quad j in the low and j+4 in
+// the high nibbles. A scale (or minimum) line is 2 groups x 16 columns of fp16. N is padded to 32 columns, K to 64, by
+// zeros (weight 0 whatever the activation).
+enum class Format : uint8_t { F32, F16, BF16, W8, W4, W4F };
+constexpr int kFormats = 6;
+constexpr int panel_cols(Format f) { return f <= Format::BF16 ? 32 : 16; }
+constexpr int unit_bytes(Format f) {  // bytes of one panel per 64 K
+  return f == Format::F32 ? 8192 : f == Format::F16 || f == Format::BF16 ? 4096 : f == Format::W8 ? 1088 : f == Format::W4 ? 576 : 640;
+}
+constexpr int kTaskCols = 32;  // a gemm task: 32 output columns, one float panel or two integer panels
+
+struct Weight {
+  Format format;
+  int n, k;             // logical sizes
+  int n_pad, k_pad;     // multiples of 32 and 64
+  const uint8_t* data;  // 64-byte aligned; panel p starts at p * panel_bytes
+  size_t panel_bytes;   // k_pad / 64 * unit_bytes(format)
+};
+
+// ---------------------------------------------------------------- activations
+enum class Act : uint8_t { F32, BF16, A8 };
+constexpr int kActs = 3;
+
+// A matrix of `rows` x `k`, zero padded to k_pad columns (the rounding kernels write the padding).
+//   F32   f[rows][ld] float
+//   BF16  h[rows][ld] bf16, ld a multiple of 32 and not of 1024 (L1 sets)
+//   A8    q[k_pad/32][rows][32] int8, with s (scale), t = s * sum(q), and nsum = -sum(q), each [k_pad/32][rows]
+struct Activation {
+  Act act;
+  int rows, k, k_pad;
+  int64_t ld;
+  float* f;
+  uint16_t* h;
+  int8_t* q;
+  float* s;
+  float* t;
+  int32_t* nsum;
+};
+inline int act_ld(Act a, int k_pad) { return a == Act::BF16 && k_pad % 1024 == 0 ? k_pad + 32 : k_pad; }
+
+// ---------------------------------------------------------------- gemm
+enum class Epilogue : uint8_t {
+  Store,      // out[row][col] = y
+  Add,        // out[row][col] = residual[row][col] + y   (out may be residual)
+  SiluMulRound,  // w is the gate, w_up the up weight: act.put(silu(y_gate) * y_up), 32 columns a task
+};
+
+struct GemmArgs {
+  const Weight* w;
+  const Weight* w_up;  // SiluMulRound only
+  const Activation* x;
+  const float* bias;   // [n] or null
+  Epilogue epilogue;
+  float* out;          // first column of this weight in the output
+  int64_t ld_out;
+  const float* residual;
+  int64_t ld_residual;
+  const Activation* act;  // SiluMulRound: where to round to (F32 act: plain store)
+};
+
+// ---------------------------------------------------------------- KV cache
+enum class KvType : uint8_t { BF16, F32 };
+constexpr int kKvTypes = 2;
+
+// One layer: block b of kv head h starts at base + h * head_stride + b * block_stride (bytes). A block is 16 tokens:
+//   BF16  K panel [D/2][16][2], then V panel [8][D][2]      64*D bytes
+//   F32   K panel [D][16], then V panel [16][D]            128*D bytes
+// D is a multiple of 16 (a model's head size is padded to that by zeros).
+struct KvLayer {
+  KvType type;
+  uint8_t* base;
+  int64_t head_stride, block_stride;
+  int kv_heads, head_dim;
+};
+
+constexpr int kBlock = 16, kKvTile = 128, kKvSplit = 512;
+
+// Work of one attention call: query tokens [tok0, tok0 + ntok) of one sequence, the query heads of one kv head, KV
+// splits [split0, split1). All tokens are consecutive rows of the step at consecutive positions from pos0.
+struct AttnItem {
+  int tok0, ntok, pos0, kv_head;
+  int split0, split1;
+  const int32_t* blocks;       // block table row of the sequence
+  const int32_t* next_blocks;  // of what this thread probably does next, to prefetch; may be null
+  float* partial;              // null: all splits are here, write the result. Otherwise [split][row][D + 2] floats:
+                               // unnormalised output, max, sum of that split only
+};
+
+struct AttnArgs {
+  KvLayer kv;
+  const float* q;  // [T][ldq], rotated, unscaled
+  int64_t ldq;
+  int heads;       // query heads; heads / kv_heads per kv head
+  float scale_log2e;
+  float* out;      // [T][ld_out] float32, or null and
+  int64_t ld_out;
+  const Activation* act;  // rounded output
+};
+
+struct RopeArgs {
+  const float* x; int64_t ldx;
+  float* out; int64_t ld_out;      // may equal x
+  int heads, head_dim, rot;        // rot dimensions are rotated
+  bool neox;
+  const float* cos; const float* sin;  // [T][rot/2], made once per step from the positions
+};
+
+struct KvWriteArgs {
+  KvLayer kv;
+  const float* k; int64_t ldk;
+  const float* v; int64_t ldv;
+  const int32_t* positions;  // [T]
+  const int32_t* slots;      // [T] block id of the token (its slot is position % 16)
+};
+
+// ---------------------------------------------------------------- sampling (native half of sampling/definition.py)
+struct LogitStats { float max; int argmax; double sum_exp; bool finite; };  // sum of exp(x - max) in fixed blocks
+
+struct Kernels {
+  const char* name;
+  // output columns of tasks [task0, task1), all rows of x; table[format][act], never null
+  void (*gemm[kFormats][kActs])(const GemmArgs&, int task0, int task1);
+  // x[row][0..k) -> y; columns of groups [g0, g1) of 32
+  void (*round)(const float* x, int64_t ldx, const Activation& y, int row0, int row1, int g0, int g1);
+  void (*rms_norm)(const float* x, int64_t ldx, const float* w, float eps, int cols, float* y, int64_t ldy, int row0, int row1);
+  // norm and round: groups [g0, g1) only, the factor from the whole row
+  void (*norm_round)(const float* x, int64_t ldx, const float* w, float eps, int cols, const Activation& y, int row0, int row1, int g0, int g1);
+  void (*add)(const float* a, int64_t lda, const float* b, int64_t ldb, float* y, int64_t ldy, int cols, int row0, int row1);
+  void (*silu_mul)(const float* gate, int64_t ldg, const float* up, int64_t ldu, float* y, int64_t ldy, int cols, int row0, int row1);
+  void (*embed[kFormats])(const Weight& w, const int32_t* ids, float* y, int64_t ldy, int row0, int row1);
+  void (*rope)(const RopeArgs&, int row0, int row1, int head0, int head1);
+  void (*kv_write[kKvTypes])(const KvWriteArgs&, int row0, int row1, int head0, int head1);
+  void (*attention[kKvTypes])(const AttnArgs&, const AttnItem&);
+  // merge the partials of splits [0, nsplit) of tokens [tok0, tok0 + ntok) of one kv head, in order
+  void (*attention_merge)(const AttnArgs&, int tok0, int ntok, int kv_head, const float* partial, int nsplit);
+  void (*logit_stats)(const float* x, int n, LogitStats& out);
+  // argmax over x[i] * inv_temperature + gumbel(key, position, i), ties to the lowest id
+  int (*gumbel_argmax)(const float* x, int n, float inv_temperature, uint64_t key, int position);
+};
+
+// null where this build or machine lacks the level (CPUID and XCR0 are checked)
+const Kernels* kernels_generic();
+const Kernels* kernels_avx2();
+const Kernels* kernels_avx512();
+
+}  // namespace octavo

@@ -1,0 +1,132 @@
+"""The protocol every backend implements, and the arrays of one step.
+
+Index ranges of a step (half-open)::
+
+    sequence s owns token rows   [seq_starts[s], seq_starts[s+1])        n = their number, at least 1
+    at positions                 [context_lens[s] - n, context_lens[s])
+    logit row r is token row     logit_rows[r], ascending
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from octavo.graph.ir import Graph
+
+I32 = NDArray[np.int32]
+F32 = NDArray[np.float32]
+U64 = NDArray[np.uint64]
+
+BLOCK_SIZE = 16
+"""Tokens per KV block: one panel of 16 keys is one vector of scores (KERNELS 5.1)."""
+
+KV_TILE = 128
+"""Tokens per tile of online softmax, at absolute positions (P1). 128: section 14, within 2 % of 64 and 256."""
+
+KV_SPLIT = 512
+"""Tokens per split of attention, at absolute positions; a multiple of KV_TILE."""
+
+SMALL_T = 64
+"""Token rows up to which the small plan is used."""
+
+
+class SamplingArrays(NamedTuple):
+    """Per logit row r. Ragged lists of row r are [starts[r], starts[r+1]) of the arrays beside them."""
+
+    temperature: F32  # [R] 0: greedy
+    top_k: I32  # [R] 0: all
+    top_p: F32  # [R]
+    min_p: F32  # [R]
+    repetition: F32  # [R] 1: none
+    presence: F32  # [R]
+    frequency: F32  # [R]
+    noise_key: U64  # [R] sampling.definition.noise_key(seed, choice)
+    position: I32  # [R] absolute position of the token to draw
+    num_top: I32  # [R] alternatives wanted, -1: no scores at all
+    target: I32  # [R] -1: draw; otherwise the token to score (prompt logprobs)
+    bias_starts: I32  # [R+1]
+    bias_ids: I32
+    bias_values: F32  # added to the logits; -inf masks
+    history_starts: I32  # [R+1]  only rows with penalties have entries
+    history_ids: I32  # distinct tokens of prompt and output
+    history_counts: I32  # occurrences in the output (0: only in the prompt)
+
+
+class StepBatch(NamedTuple):
+    token_ids: I32  # [T]
+    positions: I32  # [T]
+    seq_starts: I32  # [S+1]
+    context_lens: I32  # [S] tokens in the cache once this step is done
+    block_tables: tuple[I32, ...]  # per KV group [S, most blocks]; entries past a sequence's blocks are 0
+    copies: tuple[I32, ...]  # per KV group [C, 2] (source, destination): whole blocks, copied before anything else
+    logit_rows: I32  # [R]
+    sampling: SamplingArrays
+
+
+class StepResult(NamedTuple):
+    """Per logit row. `top_ids`, `top_logprobs`: the `num_top[r]` best of row r come first, the rest is padding."""
+
+    token_ids: I32  # [R]; rows with a target repeat it
+    logprobs: F32  # [R] of token_ids; 0 where num_top is -1
+    ranks: I32  # [R] 1: most likely
+    top_ids: I32  # [R, max(num_top)]
+    top_logprobs: F32
+    invalid: NDArray[np.bool_]  # [R] NaN or no finite logit: fail that request only
+
+
+class StepHandle(Protocol):
+    def result(self) -> StepResult:
+        """Wait for the step. The arrays belong to the caller."""
+        ...
+
+
+class Limits(NamedTuple):
+    """Sizes a Program is compiled for."""
+
+    max_tokens: int  # T
+    max_rows: int  # R
+    max_seqs: int
+    max_model_len: int
+
+
+class TraceSpan(NamedTuple):
+    name: str  # op, e.g. linear
+    layer: int
+    seconds: float  # of worker 0, waiting at the barrier before it included in `wait`
+    wait: float
+
+
+class Program(Protocol):
+    def run(self, batch: StepBatch) -> StepHandle: ...
+
+    def logits(self) -> F32:
+        """[R, vocab] of the last run; valid until the next."""
+        ...
+
+    def trace(self, batch: StepBatch) -> list[TraceSpan]:
+        """Run once with timers."""
+        ...
+
+
+class Backend(Protocol):
+    name: str
+    fusions: frozenset[str]  # fused ops it can run
+
+    def pack(self, graph: Graph, checkpoint: Any, progress: Callable[[int, int], None] | None = None) -> Any:
+        """Read every weight once, in the layout of this backend. progress(done, total) in source bytes."""
+        ...
+
+    def block_bytes(self, graph: Graph) -> list[int]:
+        """Bytes of one block of each KV group, all layers and heads of the group."""
+        ...
+
+    def make_state(self, graph: Graph, num_blocks: Sequence[int]) -> Any:
+        """KV arenas, reserved and not touched."""
+        ...
+
+    def compile(self, graph: Graph, weights: Any, state: Any, limits: Limits) -> Program: ...

@@ -1,0 +1,85 @@
+"""One frozen config: every option is documented here and nowhere else.
+
+Command-line flags, the TOML/YAML file and the keyword options of `LLM` are all made from these fields
+(`max_model_len` is `--max-model-len`), so they cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any, Literal, get_args
+
+Backend = Literal["cpu", "reference"]
+Activations = Literal["auto", "bf16", "f32"]
+Isa = Literal["auto", "generic", "avx2", "avx512"]
+
+
+class ConfigError(ValueError):
+    """An option has a bad value; the message names the option and what it takes."""
+
+
+def option(default: Any, help: str, **metadata: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help, **metadata})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What `LLM`, `serve`, `generate` and `bench` have in common."""
+
+    model: str = option("demo", "A directory in Hugging Face layout, a .gguf file, a Hub id, or 'demo'.")
+    backend: Backend = option("cpu", "cpu: native kernels. reference: the slow numpy oracle.")
+    isa: Isa = option("auto", "Force a lower kernel level, for tests; auto takes the best this machine supports.")
+    num_threads: int = option(0, "Worker threads. 0: affinity, cgroup quota and physical cores decide.")
+    activations: Activations = option(
+        "auto", "How inputs of matrix products are rounded. auto: as the weight format asks. bf16, f32: strict modes."
+    )
+    max_model_len: int | None = option(None, "Longest prompt plus output in tokens. Default: what the model was made for.")
+    kv_cache_memory: int | None = option(
+        None, "Bytes of KV cache, or a string as '2GiB'. Default: most of the memory that is free after loading.", size=True
+    )
+    max_num_seqs: int = option(64, "Most sequences computed in one step.")
+    max_num_batched_tokens: int = option(512, "Most tokens computed in one step: the size of a prefill chunk.")
+    prefix_caching: bool = option(True, "Reuse the KV blocks of equal prefixes.")
+    seed: int | None = option(None, "Seed for requests that bring none. Default: drawn at random.")
+    fuse: bool = option(True, "Run fused operations. Off changes no bit, only speed.")
+    reuse: bool = option(True, "Let temporary values share memory. Off changes no bit, only memory.")
+    poison: bool = option(False, "Fill freed memory with NaN before each step, to find reads of stale data.")
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            if f.metadata.get("size") and isinstance(getattr(self, f.name), str):
+                object.__setattr__(self, f.name, parse_size(f.name, getattr(self, f.name)))
+        for name, choices in (("backend", Backend), ("activations", Activations), ("isa", Isa)):
+            if getattr(self, name) not in get_args(choices):
+                raise ConfigError(f"{name} must be one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
+        for name, low in (("num_threads", 0), ("max_num_seqs", 1), ("max_num_batched_tokens", 16), ("max_model_len", 1)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < low):
+                raise ConfigError(f"{name} must be a whole number of at least {low}; got {value!r}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): a step gives every running sequence a token"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerConfig(EngineConfig):
+    """Options of `octavo serve`, on top of the engine's."""
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on. 0 takes a free one.")
+    served_model_name: str | None = option(None, "Name in /v1/models and in answers. Default: from the model path.")
+    drain_seconds: float = option(30.0, "On SIGTERM, wait this long for open requests to finish.")
+
+
+_UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def parse_size(name: str, text: str) -> int:
+    """Bytes of a size such as '2GiB', '512MB' or '1000000'."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?)?B?\s*", text)
+    if not match:
+        raise ConfigError(f"{name} must be bytes or a size such as 2GiB or 500MB; got {text!r}")
+    return int(float(match[1]) * _UNITS[match[2] or ""])

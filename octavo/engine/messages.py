@@ -1,0 +1,95 @@
+"""Small typed messages between the API process and the engine process, msgpack over ZeroMQ.
+
+Strings stay in the API process; token ids cross. `epoch` names the life of an engine process and `index` the
+position of the first token in the output, so nothing is delivered twice.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from octavo.request import FinishReason, SamplingParams, TokenLogprobs
+
+
+class Add(msgspec.Struct, tag="add", frozen=True):
+    """One client request: `params.n` choices of one prompt."""
+
+    id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int
+    priority: int = 0
+
+
+class Abort(msgspec.Struct, tag="abort", frozen=True):
+    """Stop a request; choice -1: all of its choices."""
+
+    id: str
+    choice: int = -1
+
+
+class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
+    pass
+
+
+Command = Add | Abort | Shutdown
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True):
+    """What one choice gained in one step."""
+
+    id: str
+    choice: int
+    index: int  # output index of token_ids[0]
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]  # beside token_ids where asked for, else empty
+    num_cached: int  # prompt tokens that came from the cache
+    finish_reason: FinishReason | None = None
+    prompt_logprobs: list[TokenLogprobs] = []  # for prompt tokens 1.., sent once, with the first token
+    error: str | None = None  # why, when finish_reason is ERROR
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's own numbers; sent with each step and every second when idle. Counters only go up."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_blocks_total: int = 0
+    kv_blocks_held: int = 0  # distinct blocks that live requests refer to
+    kv_blocks_cached: int = 0  # blocks that only the prefix index keeps
+    kv_slots_filled: int = 0  # token slots written in held blocks
+    steps: int = 0
+    step_seconds: float = 0.0
+    prompt_tokens: int = 0  # computed, counter
+    cached_tokens: int = 0  # prompt tokens taken from the cache, counter
+    output_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+
+
+class StepOutput(msgspec.Struct, tag="step", frozen=True):
+    epoch: int
+    progress: list[Progress]
+    stats: Stats
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    """First message of an engine process."""
+
+    epoch: int
+    vocab_size: int
+    max_model_len: int
+    num_kv_blocks: int
+    kv_bytes: int
+    phases: dict[str, float]  # seconds of start-up by name
+    threads: int
+    isa: str
+
+
+class Failed(msgspec.Struct, tag="failed", frozen=True):
+    """The engine could not start, or its loop ended by an exception. The process exits non-zero after it."""
+
+    message: str
+
+
+Event = StepOutput | Ready | Failed

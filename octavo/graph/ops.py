@@ -1,0 +1,167 @@
+"""Every operation: its attributes, and the order of its ins and outs. T tokens, R logit rows, D head size.
+
+`backends.reference` is the meaning of each; a new op needs two users or a line in docs/DECISIONS.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Attrs:
+    op: ClassVar[str] = ""
+
+
+# ---- base ops
+
+
+@dataclass(frozen=True)
+class Embed(Attrs):
+    """(token_ids i32[T,1], weight[vocab,H]) -> x[T,H]: rows of the embedding, dequantised to float32."""
+
+    op = "embed"
+
+
+@dataclass(frozen=True)
+class RmsNorm(Attrs):
+    """(x[n,H], weight[1,H]) -> y[n,H]: x * weight / sqrt(mean(x^2) + eps), in float32 (Zhang & Sennrich 2019)."""
+
+    op = "rms_norm"
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True)
+class Round(Attrs):
+    """(x f32[n,K]) -> y[n,K] of its out's dtype (A8 or BF16): the rounding of a linear's input.
+
+    An op of its own because the rounded value takes memory and is shared by the linears that read it.
+    """
+
+    op = "round"
+
+
+@dataclass(frozen=True)
+class Linear(Attrs):
+    """(x[n,K], weight[N,K]) or (x, weight, bias[1,N]) -> y f32[n,N]: x @ weight.T + bias.
+
+    x's dtype says how the product is computed: F32 (float32 FMA), BF16 (bf16 products), A8 (int8 groups of 32).
+    Reduced over K in one order whatever n (P1).
+    """
+
+    op = "linear"
+
+
+@dataclass(frozen=True)
+class Rope(Attrs):
+    """(x[T,heads*D], positions i32[T,1]) -> y[T,heads*D]: rotary embedding of every head (Su et al. 2021).
+
+    The first 2*len(inv_freq) dimensions of a head are rotated by position * inv_freq, the rest pass.
+    neox: dimension i pairs with i + len(inv_freq); otherwise 2i pairs with 2i+1. cos and sin are float32
+    roundings of float64 values, times `scale`.
+    """
+
+    op = "rope"
+    head_dim: int
+    inv_freq: tuple[float, ...]
+    neox: bool = True
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class KvWrite(Attrs):
+    """(k[T,kv_heads*D], v[T,kv_heads*D], state) -> (): rounds to the KV type and writes each token to its slot."""
+
+    op = "kv_write"
+    group: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Attention(Attrs):
+    """(q[T,heads*D], state) -> y f32[T,heads*D]: causal softmax(scale q k^T) v over the pages of the sequence.
+
+    Reads only values already rounded to the KV type, those of its own chunk included. q * scale * log2(e) is rounded
+    to the KV type, probabilities too. Splits of 512 tokens by absolute position are merged in position order (P1).
+    """
+
+    op = "attention"
+    group: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class ActMul(Attrs):
+    """(gate[n,I], up[n,I]) -> y[n,I]: act(gate) * up. The two may be slices of one value."""
+
+    op = "act_mul"
+    act: str = "silu"
+
+
+@dataclass(frozen=True)
+class Add(Attrs):
+    """(a[n,H], b[n,H]) -> y[n,H]."""
+
+    op = "add"
+
+
+@dataclass(frozen=True)
+class GatherRows(Attrs):
+    """(x[T,H], logit_rows i32[R,1]) -> y[R,H]."""
+
+    op = "gather_rows"
+
+
+@dataclass(frozen=True)
+class Sample(Attrs):
+    """(logits[R,vocab]) -> (): draws and scores by the batch's sampling arrays (`sampling.definition`)."""
+
+    op = "sample"
+
+
+# ---- fused kinds; each is bit-equal to its expansion
+
+
+@dataclass(frozen=True)
+class NormRound(Attrs):
+    """(x f32[n,H], weight[1,H]) -> y[n,H] rounded = rms_norm + round."""
+
+    op = "norm_round"
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True)
+class LinearAdd(Attrs):
+    """(x[n,K], weight[N,K], residual f32[n,N]) -> y f32[n,N] = linear + add. y may overlay residual exactly."""
+
+    op = "linear_add"
+
+
+@dataclass(frozen=True)
+class LinearActMulRound(Attrs):
+    """(x[n,K], gate_up[2I,K]) -> y[n,I] rounded = linear + act_mul(its halves) + round."""
+
+    op = "linear_act_mul_round"
+    act: str = "silu"
+
+
+@dataclass(frozen=True)
+class RopeKvWrite(Attrs):
+    """(q, k, v, positions, state) -> q rotated = rope(q), rope(k), kv_write(k, v)."""
+
+    op = "rope_kv_write"
+    rope: Rope
+    kv_write: KvWrite
+
+
+@dataclass(frozen=True)
+class AttentionRound(Attrs):
+    """(q, state) -> y rounded = attention + round. Needs heads/kv_heads * D to be a multiple of 32."""
+
+    op = "attention_round"
+    attention: Attention

@@ -1,0 +1,174 @@
+"""Request, SamplingParams, FinishReason: the nouns of serving and their invariants.
+
+Lengths of a sequence, ordered at all times::
+
+    0 <= num_cached <= num_computed <= len(prompt_ids) + len(output_ids)
+
+A token is *computed* when its keys and values are in the KV cache; *cached* are those of them that were reused
+from the prefix index when the request was (last) admitted.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+MAX_LOGPROBS = 32
+"""Most alternatives per position a request may ask for: the width of the native result table."""
+
+MAX_STOPS = 64
+MAX_N = 128
+
+
+class ParameterError(ValueError):
+    """A request field is out of its bounds. `param` names the field, the message names the limit (HTTP 400)."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class FinishReason(enum.StrEnum):
+    """Why a choice ended. STOP: end token, stop id or stop string. LENGTH: max_tokens or the context limit."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How to continue a prompt. Names and defaults follow vLLM's offline API; `temperature` 0 is greedy.
+
+    Order of application: logit bias (and the `min_tokens` mask) -> repetition, presence, frequency penalties ->
+    temperature -> top-k -> min-p -> top-p -> one Gumbel-max draw. `logprobs` are of the model's own distribution.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: all
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16  # None: the rest of the context
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):  # what users of every other engine write
+            msgspec.structs.force_setattr(self, "stop", [self.stop])
+        for name, low, high in _BOUNDS:
+            value: Any = getattr(self, name)
+            if value is not None and not (low <= value <= high):  # also false for NaN
+                raise ParameterError(name, f"{name} must be between {low:g} and {high:g}, got {value}")
+        if self.top_p <= 0:
+            raise ParameterError("top_p", f"top_p must be above 0 and at most 1, got {self.top_p}")
+        if self.repetition_penalty <= 0:
+            raise ParameterError("repetition_penalty", f"repetition_penalty must be above 0, got {self.repetition_penalty}")
+        if len(self.stop) > MAX_STOPS or len(self.stop_token_ids) > MAX_STOPS:
+            raise ParameterError("stop", f"at most {MAX_STOPS} stop strings and {MAX_STOPS} stop token ids")
+        if any(not s for s in self.stop):
+            raise ParameterError("stop", "a stop string must not be empty")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ParameterError("min_tokens", f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}")
+        for token, bias in (self.logit_bias or {}).items():
+            if not -100 <= bias <= 100:
+                raise ParameterError("logit_bias", f"logit_bias of token {token} must be between -100 and 100, got {bias}")
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise ParameterError where a token id is outside of the vocabulary."""
+        for param, ids in (("logit_bias", self.logit_bias or ()), ("stop_token_ids", self.stop_token_ids)):
+            for token in ids:
+                if not 0 <= token < vocab_size:
+                    raise ParameterError(param, f"{param} names token {token}; the vocabulary has ids 0 to {vocab_size - 1}")
+
+
+_BOUNDS: tuple[tuple[str, float, float], ...] = (
+    ("n", 1, MAX_N),
+    ("temperature", 0, 100),
+    ("top_p", 0, 1),
+    ("top_k", -1, 2**31 - 1),
+    ("min_p", 0, 1),
+    ("presence_penalty", -2, 2),
+    ("frequency_penalty", -2, 2),
+    ("repetition_penalty", 0, 100),
+    ("seed", -(2**63), 2**64 - 1),
+    ("max_tokens", 0, 2**31 - 1),
+    ("min_tokens", 0, 2**31 - 1),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+)
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Score of one token and the best alternatives, all natural logarithms of the model's own distribution."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1: the most likely token
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class Request:
+    """One choice of one client request: the unit the scheduler works on.
+
+    `n` choices are n Requests with one `id` and `choice` 0..n-1. Everything that must survive a crash or a
+    preemption is `prompt_ids`, `output_ids`, `params`, `seed`, `choice`; the rest is recomputed.
+    """
+
+    __slots__ = (
+        "arrival", "choice", "eos_ids", "finish_reason", "id", "num_cached", "num_computed", "num_preemptions",
+        "output_ids", "params", "priority", "prompt_ids", "prompt_logprobs", "seed", "stop_ids", "tables",
+    )  # fmt: skip
+
+    def __init__(
+        self, id: str, choice: int, prompt_ids: list[int], params: SamplingParams, seed: int,
+        eos_ids: frozenset[int] = frozenset(), priority: int = 0, arrival: float = 0.0,
+    ) -> None:  # fmt: skip
+        assert prompt_ids, "a prompt has at least one token"
+        self.id = id
+        self.choice = choice
+        self.prompt_ids = prompt_ids
+        self.output_ids: list[int] = []
+        self.params = params
+        self.seed = seed
+        self.eos_ids = eos_ids
+        self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
+        self.priority = priority  # higher is served first
+        self.arrival = arrival  # seconds, monotonic clock of the engine
+        self.num_cached = 0
+        self.num_computed = 0
+        self.num_preemptions = 0
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.tables: list[list[int]] = []  # per KV group: logical block -> physical block id
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Identity among live requests."""
+        return (self.id, self.choice)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far, prompt and output."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Tokens [start, stop) of prompt followed by output."""
+        n = len(self.prompt_ids)
+        if stop <= n:
+            return self.prompt_ids[start:stop]
+        return self.prompt_ids[start:n] + self.output_ids[max(0, start - n) : stop - n]
