@@ -34,9 +34,13 @@ class EngineConfig:
     activations: Activations = option(
         "auto", "How inputs of matrix products are rounded. auto: as the weight format asks. bf16, f32: strict modes."
     )
-    max_model_len: int | None = option(None, "Longest prompt plus output in tokens. Default: what the model was made for.")
+    max_model_len: int | None = option(
+        None, "Longest prompt plus output in tokens. Default: what the model was made for."
+    )
     kv_cache_memory: int | None = option(
-        None, "Bytes of KV cache, or a string as '2GiB'. Default: most of the memory that is free after loading.", size=True
+        None,
+        "Bytes of KV cache, or a string as '2GiB'. Default: most of the memory that is free after loading.",
+        size=True,
     )
     max_num_seqs: int = option(64, "Most sequences computed in one step.")
     max_num_batched_tokens: int = option(512, "Most tokens computed in one step: the size of a prefill chunk.")
@@ -53,7 +57,12 @@ class EngineConfig:
         for name, choices in (("backend", Backend), ("activations", Activations), ("isa", Isa)):
             if getattr(self, name) not in get_args(choices):
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
-        for name, low in (("num_threads", 0), ("max_num_seqs", 1), ("max_num_batched_tokens", 16), ("max_model_len", 1)):
+        for name, low in (
+            ("num_threads", 0),
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 16),
+            ("max_model_len", 1),
+        ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < low):
                 raise ConfigError(f"{name} must be a whole number of at least {low}; got {value!r}")
@@ -74,7 +83,18 @@ class ServerConfig(EngineConfig):
     drain_seconds: float = option(30.0, "On SIGTERM, wait this long for open requests to finish.")
 
 
-_UNITS = {"": 1, "B": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "K": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
 
 
 def parse_size(name: str, text: str) -> int:

@@ -76,7 +76,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         if self.top_p <= 0:
             raise ParameterError("top_p", f"top_p must be above 0 and at most 1, got {self.top_p}")
         if self.repetition_penalty <= 0:
-            raise ParameterError("repetition_penalty", f"repetition_penalty must be above 0, got {self.repetition_penalty}")
+            raise ParameterError(
+                "repetition_penalty", f"repetition_penalty must be above 0, got {self.repetition_penalty}"
+            )
         if len(self.stop) > MAX_STOPS or len(self.stop_token_ids) > MAX_STOPS:
             raise ParameterError("stop", f"at most {MAX_STOPS} stop strings and {MAX_STOPS} stop token ids")
         if any(not s for s in self.stop):
@@ -85,14 +87,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise ParameterError("min_tokens", f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}")
         for token, bias in (self.logit_bias or {}).items():
             if not -100 <= bias <= 100:
-                raise ParameterError("logit_bias", f"logit_bias of token {token} must be between -100 and 100, got {bias}")
+                raise ParameterError(
+                    "logit_bias", f"logit_bias of token {token} must be between -100 and 100, got {bias}"
+                )
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise ParameterError where a token id is outside of the vocabulary."""
         for param, ids in (("logit_bias", self.logit_bias or ()), ("stop_token_ids", self.stop_token_ids)):
             for token in ids:
                 if not 0 <= token < vocab_size:
-                    raise ParameterError(param, f"{param} names token {token}; the vocabulary has ids 0 to {vocab_size - 1}")
+                    raise ParameterError(
+                        param, f"{param} names token {token}; the vocabulary has ids 0 to {vocab_size - 1}"
+                    )
 
 
 _BOUNDS: tuple[tuple[str, float, float], ...] = (

@@ -71,7 +71,9 @@ class Value:
     def slice(self, start: int, stop: int) -> Value:
         """Columns [start, stop) as a view."""
         assert self.base is None and 0 <= start < stop <= self.cols, (self.name, start, stop, self.cols)
-        return Value(f"{self.name}[{start}:{stop}]", self.rows, stop - start, self.kind, self.dtype, base=self, start=start)
+        return Value(
+            f"{self.name}[{start}:{stop}]", self.rows, stop - start, self.kind, self.dtype, base=self, start=start
+        )
 
     @property
     def root(self) -> Value:
