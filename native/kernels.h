@@ -131,7 +131,10 @@ struct KvWriteArgs {
 };
 
 // ---------------------------------------------------------------- sampling (native half of sampling/definition.py)
-struct LogitStats { float max; int argmax; double sum_exp; bool finite; };  // sum of exp(x - max) in fixed blocks
+struct LogitMax { float max; int argmax; bool valid; };  // argmax: lowest id of the ties; valid: max finite, no NaN
+
+// A prefix of the order (logit descending, id ascending): what top-k, min-p and top-p keep.
+struct Cut { float value; int id; };  // keeps x > value, and x == value with token id <= id
 
 struct Kernels {
   const char* name;
@@ -150,9 +153,15 @@ struct Kernels {
   void (*attention[kKvTypes])(const AttnArgs&, const AttnItem&);
   // merge the partials of splits [0, nsplit) of tokens [tok0, tok0 + ntok) of one kv head, in order
   void (*attention_merge)(const AttnArgs&, int tok0, int ntok, int kv_head, const float* partial, int nsplit);
-  void (*logit_stats)(const float* x, int n, LogitStats& out);
-  // argmax over x[i] * inv_temperature + gumbel(key, position, i), ties to the lowest id
-  int (*gumbel_argmax)(const float* x, int n, float inv_temperature, uint64_t key, int position);
+  void (*logit_max)(const float* x, int n, LogitMax& out);
+  // sum of exp((x - max) * inv_temperature), float64 over fixed blocks
+  double (*sum_exp)(const float* x, int n, float max, float inv_temperature);
+  // token ids with x >= threshold, ascending, into ids[n]; returns their number
+  int (*collect)(const float* x, int n, float threshold, int32_t* ids);
+  // number of tokens that come before (value, id) in the order of Cut
+  int (*count_before)(const float* x, int n, float value, int id);
+  // argmax over the kept of x[i] * inv_temperature + gumbel(key, position, i), ties to the lowest id; -1: none is kept
+  int (*gumbel_argmax)(const float* x, int n, float inv_temperature, uint64_t key, int position, Cut cut);
 };
 
 // null where this build or machine lacks the level (CPUID and XCR0 are checked)
