@@ -99,8 +99,9 @@ struct AttnItem {
   int split0, split1;
   const int32_t* blocks;       // block table row of the sequence
   const int32_t* next_blocks;  // of what this thread probably does next, to prefetch; may be null
-  float* partial;              // null: all splits are here, write the result. Otherwise [split][row][D + 2] floats:
-                               // unnormalised output, max, sum of that split only
+  float* partial;              // null: all splits are here, write the result. Otherwise floats [split1 - split0][row]
+                               // [D + 2], row = token * group + head of the group: unnormalised output, max, sum of
+                               // that split only
 };
 
 struct AttnArgs {
@@ -151,7 +152,7 @@ struct Kernels {
   void (*rope)(const RopeArgs&, int row0, int row1, int head0, int head1);
   void (*kv_write[kKvTypes])(const KvWriteArgs&, int row0, int row1, int head0, int head1);
   void (*attention[kKvTypes])(const AttnArgs&, const AttnItem&);
-  // merge the partials of splits [0, nsplit) of tokens [tok0, tok0 + ntok) of one kv head, in order
+  // merge partial[nsplit][ntok * group][D + 2], all splits of tokens [tok0, tok0 + ntok) of one kv head, in order
   void (*attention_merge)(const AttnArgs&, int tok0, int ntok, int kv_head, const float* partial, int nsplit);
   void (*logit_max)(const float* x, int n, LogitMax& out);
   // sum of exp((x - max) * inv_temperature), float64 over fixed blocks
@@ -160,8 +161,9 @@ struct Kernels {
   int (*collect)(const float* x, int n, float threshold, int32_t* ids);
   // number of tokens that come before (value, id) in the order of Cut
   int (*count_before)(const float* x, int n, float value, int id);
-  // argmax over the kept of x[i] * inv_temperature + gumbel(key, position, i), ties to the lowest id; -1: none is kept
-  int (*gumbel_argmax)(const float* x, int n, float inv_temperature, uint64_t key, int position, Cut cut);
+  // argmax over the kept of (x[i] - max) * inv_temperature + gumbel(key, position, i), ties to the lowest id;
+  // -1: none is kept
+  int (*gumbel_argmax)(const float* x, int n, float max, float inv_temperature, uint64_t key, int position, Cut cut);
 };
 
 // null where this build or machine lacks the level (CPUID and XCR0 are checked)
