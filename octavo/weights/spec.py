@@ -42,3 +42,35 @@ class Checkpoint(Protocol):
 
     @property
     def total_bytes(self) -> int: ...
+
+
+_PACKED = {
+    "F32": "f32",
+    "F16": "f16",
+    "BF16": "bf16",
+    "Q8_0": "w8",
+    "Q4_0": "w4",
+    "Q4_1": "w4f",
+    "Q6_K": "bf16",
+}
+
+
+def packed_format(source: str, activations: str) -> str:
+    """Packed format (native/kernels.h, `weights.formats`) of a matrix stored as `source`. Q6_K is dequantised.
+
+    Raise CheckpointError naming a source format that is not served.
+    """
+    if source not in _PACKED:
+        raise CheckpointError(f"weight format {source} is not supported; supported: {', '.join(_PACKED)}")
+    if source == "Q6_K" and activations == "f32":
+        return "f32"
+    return _PACKED[source]
+
+
+def act_of(packed: str, activations: str) -> str:
+    """How the input of a product with a weight in format `packed` is rounded: f32, bf16 or a8 (DESIGN section 4)."""
+    if activations == "f32" or packed in ("f32", "f16"):
+        return "f32"
+    if activations == "bf16" or packed == "bf16":
+        return "bf16"
+    return "a8"
