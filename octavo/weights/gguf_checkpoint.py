@@ -1,0 +1,177 @@
+"""GGUF checkpoints under Hugging Face names: tensors, config and row order."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octavo.weights.formats import BLOCKS, U8, dequantise
+from octavo.weights.gguf_file import StringArray, read_gguf
+from octavo.weights.hf_config import ModelConfig
+from octavo.weights.spec import CheckpointError, SourceTensor, TensorInfo
+
+_ARCHITECTURES = {"llama": "LlamaForCausalLM"}
+
+_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_FREQUENCIES = "rope_freqs.weight"
+
+
+class GgufCheckpoint:
+    """A `Checkpoint` over one GGUF file.
+
+    The converter interleaves the rotary pairs of q and k rows; `read` puts them back in halves (neox order), so that
+    models need not know. Everything else is a view of the mapped file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self._gguf = read_gguf(path)
+        self._check()
+        self._names = {_hf_name(name, self.path): name for name in self._gguf.tensors if name != _FREQUENCIES}
+        self.config: dict[str, Any] = ModelConfig(self._make_config(), self.path)
+        ids = {key: self._value(f"tokenizer.ggml.{key}", None) for key in ("bos_token_id", "eos_token_id")}
+        self.generation = {key: value for key, value in ids.items() if value is not None}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def info(self, name: str) -> TensorInfo:
+        tensor = self._gguf.tensors[self._gguf_name(name)]
+        if tensor.source not in BLOCKS:
+            raise CheckpointError(
+                f"{self.path}: tensor {name!r} has type {tensor.source}, which is not supported ({', '.join(BLOCKS)} are)"
+            )
+        return TensorInfo(tensor.shape, tensor.source, self.path)
+
+    def read(self, name: str) -> SourceTensor:
+        """`data` of q and k is a copy, otherwise a view valid while the checkpoint lives; a vector is one row."""
+        info = self.info(name)
+        data = self._bytes(self._gguf_name(name))
+        match = re.search(r"self_attn\.([qk])_proj\.(weight|bias)$", name)
+        if match:
+            heads = self.config["num_attention_heads" if match[1] == "q" else "num_key_value_heads"]
+            if info.shape[0] % (2 * heads):
+                raise CheckpointError(f"{self.path}: tensor {name!r} has {info.shape[0]} rows for {heads} heads")
+            shape = data.shape
+            data = data.reshape(heads, info.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(shape)
+        return SourceTensor(info, data)
+
+    def release(self, name: str) -> None:
+        tensor = self._gguf.tensors[self._gguf_name(name)]
+        self._gguf.file.release(tensor.start, tensor.stop)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(tensor.stop - tensor.start for tensor in self._gguf.tensors.values())
+
+    def _bytes(self, gguf_name: str) -> U8:
+        tensor = self._gguf.tensors[gguf_name]
+        rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
+        return self._gguf.file.data[tensor.start : tensor.stop].reshape(rows, -1)
+
+    def _gguf_name(self, name: str) -> str:
+        if name not in self._names:
+            raise CheckpointError(f"{self.path}: tensor {name!r} is missing")
+        return self._names[name]
+
+    def _check(self) -> None:
+        metadata = self._gguf.metadata
+        architecture = metadata.get("general.architecture")
+        if architecture not in _ARCHITECTURES:
+            raise CheckpointError(
+                f"{self.path}: GGUF architecture {architecture!r} is not supported; supported: {', '.join(_ARCHITECTURES)}"
+            )
+        if metadata.get("split.count", 1) > 1:
+            raise CheckpointError(
+                f"{self.path}: one of {metadata['split.count']} parts; merge them into one file first"
+            )
+        if not self._gguf.tensors:
+            raise CheckpointError(f"{self.path}: the file holds no tensors, only a vocabulary")
+        if metadata.get(f"{architecture}.expert_count", 0):
+            raise CheckpointError(f"{self.path}: llama with experts (expert_count) is not supported")
+
+    def _value(self, key: str, *default: Any) -> Any:
+        metadata = self._gguf.metadata
+        if key in metadata:
+            return metadata[key]
+        if not default:
+            raise CheckpointError(f"{self.path}: metadata {key!r} is missing")
+        return default[0]
+
+    def _make_config(self) -> dict[str, Any]:
+        """config.json's keys from the metadata; sources of defaults: the GGUF specification."""
+
+        def value(key: str, *default: Any) -> Any:
+            return self._value(f"{architecture}.{key}", *default)
+
+        architecture = self._value("general.architecture")
+        hidden, heads = value("embedding_length"), value("attention.head_count")
+        if not isinstance(heads, int) or heads < 1:
+            raise CheckpointError(
+                f"{self.path}: attention.head_count must be one number for all layers, found {heads!r}"
+            )
+        head_dim = value("attention.key_length", hidden // heads)
+        for key in ("attention.value_length", "rope.dimension_count"):
+            if value(key, head_dim) != head_dim:
+                raise CheckpointError(f"{self.path}: {key} {value(key)} differs from the head size {head_dim}")
+        tokens = self._value("tokenizer.ggml.tokens", None)
+        vocab = value("vocab_size", tokens.count if isinstance(tokens, StringArray) else None)
+        if vocab is None:
+            vocab = self._gguf.tensors["token_embd.weight"].shape[0]
+        return {
+            "architectures": [_ARCHITECTURES[architecture]],
+            "model_type": architecture,
+            "vocab_size": vocab,
+            "hidden_size": hidden,
+            "intermediate_size": value("feed_forward_length"),
+            "num_hidden_layers": value("block_count"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim,
+            "hidden_act": "silu",
+            "max_position_embeddings": value("context_length"),
+            "rms_norm_eps": float(np.float32(value("attention.layer_norm_rms_epsilon"))),
+            "rope_theta": value("rope.freq_base", 10000.0),
+            "rope_scaling": self._rope_scaling(architecture),
+            "tie_word_embeddings": "output.weight" not in self._gguf.tensors,
+            "attention_bias": any(name.endswith("attn_q.bias") for name in self._gguf.tensors),
+            "mlp_bias": any(name.endswith("ffn_up.bias") for name in self._gguf.tensors),
+        }
+
+    def _rope_scaling(self, architecture: str) -> dict[str, Any] | None:
+        """`factors` divides the inverse frequency of pair i by factors[i]; such files hold llama3 scaling this way."""
+        if _FREQUENCIES in self._gguf.tensors:
+            tensor = self._gguf.tensors[_FREQUENCIES]
+            factors = dequantise(tensor.source, self._bytes(_FREQUENCIES), math.prod(tensor.shape))
+            return {"rope_type": "factors", "factors": factors.ravel().tolist()}
+        factor = self._value(f"{architecture}.rope.scale_linear", 1.0)  # the older spelling
+        kind = self._value(f"{architecture}.rope.scaling.type", "linear" if factor != 1 else "none")
+        if kind == "none":
+            return None
+        return {"rope_type": kind, "factor": self._value(f"{architecture}.rope.scaling.factor", factor)}
+
+
+def _hf_name(gguf_name: str, path: str) -> str:
+    """model.layers.3.self_attn.q_proj.weight of blk.3.attn_q.weight."""
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", gguf_name)
+    if match:
+        layer, stem, kind = match.groups()
+        hf = (_TOP if layer is None else _LAYER).get(stem)
+        if hf is not None:
+            return f"{hf}.{kind}" if layer is None else f"model.layers.{layer}.{hf}.{kind}"
+    raise CheckpointError(f"{path}: tensor {gguf_name!r} has no known meaning in this architecture")
