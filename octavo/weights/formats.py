@@ -11,7 +11,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.weights.spec import CheckpointError
+from octavo.weights.spec import CheckpointError, act_of, packed_format
+
+__all__ = [
+    "BLOCKS",
+    "PANEL_COLS",
+    "UNIT_BYTES",
+    "act_of",
+    "bf16_to_f32",
+    "dequantise",
+    "f32_to_bf16",
+    "pack",
+    "packed_bytes",
+    "packed_format",
+    "row_bytes",
+    "to_native",
+]
 
 U8 = NDArray[np.uint8]
 F32 = NDArray[np.float32]
@@ -26,29 +41,9 @@ BLOCKS = {  # source format: (columns, bytes) of a block
     "Q6_K": (256, 128 + 64 + 16 + 2),  # low nibbles, high bit pairs, int8 sub-scales of 16 columns, scale
 }
 
-_PACKED = {"F32": "f32", "F16": "f16", "BF16": "bf16", "Q8_0": "w8", "Q4_0": "w4", "Q4_1": "w4f"}
-_ACT = {"f32": "f32", "f16": "f32", "bf16": "bf16", "w8": "a8", "w4": "a8", "w4f": "a8"}
-
 PANEL_COLS = {"f32": 32, "f16": 32, "bf16": 32, "w8": 16, "w4": 16, "w4f": 16}
 UNIT_BYTES = {"f32": 8192, "f16": 4096, "bf16": 4096, "w8": 17 * 64, "w4": 9 * 64, "w4f": 10 * 64}
 """Bytes of one panel for 64 columns of input."""
-
-
-def packed_format(source: str, activations: str) -> str:
-    """The packed format a source format is served in. `activations`: auto, bf16 or f32. CheckpointError if unknown."""
-    if source == "Q6_K":  # no kernel of its own yet: exact in f32, rounded once in bf16
-        return "f32" if activations == "f32" else "bf16"
-    if source not in _PACKED:
-        raise CheckpointError(f"weight type {source} is not supported; supported are {', '.join(BLOCKS)}")
-    return _PACKED[source]
-
-
-def act_of(packed: str, activations: str) -> str:
-    """How the input of a linear over this packed format is rounded: f32, bf16 or a8 (DESIGN section 4)."""
-    if activations == "f32":
-        return "f32"
-    act = _ACT[packed]
-    return "bf16" if activations == "bf16" and act == "a8" else act
 
 
 def row_bytes(source: str, cols: int) -> int:
@@ -127,9 +122,8 @@ def pack(packed: str, source: str, data: U8, rows: int, cols: int) -> U8:
     panels, units = blocks.shape[:2]
     scales = blocks[..., 0:2].reshape(panels, units, 64)
     if packed == "w8":
-        values = blocks[..., 2:] ^ 0x80
-        values[:, :, :, :, :] *= _inside(rows, cols, panels, units)[..., None]
-        quads = values.reshape(panels, units, 2, 16, 8, 4)
+        values = (blocks[..., 2:] ^ 0x80) * _inside(rows, cols, panels, units)[..., None]
+        quads: U8 = values.reshape(panels, units, 2, 16, 8, 4)
         lines = quads.transpose(0, 1, 2, 4, 3, 5).reshape(panels, units, 16 * 64)
         return np.concatenate([lines, scales], axis=2).ravel()
     header = 2 if packed == "w4" else 4
@@ -144,9 +138,9 @@ def _dequantise_q6k(blocks: U8) -> F32:
     low, high, sub, scale = np.split(blocks, [128, 192, 208], axis=-1)
     shape = blocks.shape[:-1]
     # a block is two halves of 128 columns: 4 runs of 32, run r taking low nibble byte (r % 2) * 32 + i and bit pair r
-    low = low.reshape(*shape, 2, 1, 64) >> np.array([0, 4], np.uint8)[:, None] & 0x0F
-    high = high.reshape(*shape, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 0x03
-    q = (low.reshape(*shape, 2, 4, 32) | high << 4).astype(np.float32) - 32
+    nibbles = low.reshape(*shape, 2, 1, 64) >> np.array([[0], [4]], np.uint8) & 0x0F
+    pairs = high.reshape(*shape, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 0x03
+    q = (nibbles.reshape(*shape, 2, 4, 32) | pairs << 4).astype(np.float32) - 32
     factor = _half(scale) * sub.view(np.int8).astype(np.float32)
     values: F32 = factor[..., None] * q.reshape(*shape, 16, 16)
     return values

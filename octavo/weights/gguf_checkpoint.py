@@ -121,16 +121,16 @@ class GgufCheckpoint:
 
         architecture = self._value("general.architecture")
         hidden, heads = value("embedding_length"), value("attention.head_count")
-        if not isinstance(heads, int) or heads < 1:
-            raise CheckpointError(
-                f"{self.path}: attention.head_count must be one number for all layers, found {heads!r}"
-            )
+        kv_heads = value("attention.head_count_kv", heads)
+        for key, count in (("embedding_length", hidden), ("head_count", heads), ("head_count_kv", kv_heads)):
+            if not isinstance(count, int) or count < 1:
+                raise CheckpointError(f"{self.path}: {key} must be one number above 0 for all layers; found {count!r}")
         head_dim = value("attention.key_length", hidden // heads)
         for key in ("attention.value_length", "rope.dimension_count"):
             if value(key, head_dim) != head_dim:
                 raise CheckpointError(f"{self.path}: {key} {value(key)} differs from the head size {head_dim}")
         tokens = self._value("tokenizer.ggml.tokens", None)
-        vocab = value("vocab_size", tokens.count if isinstance(tokens, StringArray) else None)
+        vocab = value("vocab_size", tokens.length if isinstance(tokens, StringArray) else None)
         if vocab is None:
             vocab = self._gguf.tensors["token_embd.weight"].shape[0]
         return {

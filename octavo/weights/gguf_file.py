@@ -39,14 +39,14 @@ class GgufTensor(NamedTuple):
 class StringArray(NamedTuple):
     """An array of strings not yet decoded: a vocabulary is of no use to whoever only wants the tensors."""
 
-    data: MappedFile
+    file: MappedFile
     offset: int
-    count: int
+    length: int
 
     def decode(self) -> list[str]:
-        data, position = memoryview(self.data.data), self.offset
+        data, position = self.file.buffer, self.offset
         strings = []
-        for _ in range(self.count):
+        for _ in range(self.length):
             start = position + 8
             position = start + _LENGTH.unpack_from(data, position)[0]
             strings.append(str(data[start:position], "utf-8"))
@@ -86,23 +86,23 @@ class _Reader(GGUFReader):
         count = self._scalar("Q", offset + 4)
         offset += 12
         if element is GGUFValueType.STRING:
-            array, data = StringArray(self.file, offset, count), memoryview(self.file.data)
+            array, data = StringArray(self.file, offset, count), self.file.buffer
             for _ in range(count):
                 offset += 8 + _LENGTH.unpack_from(data, offset)[0]
             return array, offset
         if element is GGUFValueType.ARRAY:
             raise ValueError("nested arrays are not supported")
         layout = f"<{count}{_SCALARS[element]}"
-        return list(struct.unpack_from(layout, self.file.data, offset)), offset + struct.calcsize(layout)
+        return list(struct.unpack_from(layout, self.file.buffer, offset)), offset + struct.calcsize(layout)
 
     def _string(self, offset: int) -> tuple[str, int]:
         stop = offset + 8 + self._scalar("Q", offset)
-        if stop > len(self.file.data):
+        if stop > len(self.file.buffer):
             raise ValueError("a string passes the end of the file")
-        return self.file.data[offset + 8 : stop].tobytes().decode(), stop
+        return str(self.file.buffer[offset + 8 : stop], "utf-8"), stop
 
     def _scalar(self, code: str, offset: int) -> Any:
-        return struct.unpack_from(f"<{code}", self.file.data, offset)[0]
+        return struct.unpack_from(f"<{code}", self.file.buffer, offset)[0]
 
     def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
         self.table = {}
@@ -121,8 +121,8 @@ class _Reader(GGUFReader):
                 raise ValueError(f"tensor {name!r} of shape {shape} does not divide into blocks of {kind.name}")
             start = start_offs + int(offset[0])
             stop = start + math.prod(shape) // block_cols * block_bytes
-            if stop > len(self.file.data):
-                raise ValueError(f"truncated: tensor {name!r} ends at byte {stop}, the file at {len(self.file.data)}")
+            if stop > len(self.file.buffer):
+                raise ValueError(f"truncated: tensor {name!r} ends at byte {stop}, the file at {len(self.file.buffer)}")
             self.table[name] = GgufTensor(kind.name, shape, start, stop)
 
 

@@ -16,6 +16,7 @@ class MappedFile:
         self.path = path
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.buffer = memoryview(self._map)
         self.data: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
 
     def release(self, start: int, stop: int) -> None:
