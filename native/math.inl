@@ -1,0 +1,40 @@
+// Elementary functions on 16 lanes, the same operations in the same order at every level. NaN in, NaN out.
+namespace octavo::VEC_NS {
+
+// 2^x for x < 127.5; x below -125 counts as -125. Relative error 3e-6. The integer part comes from adding 1.5 * 2^23 and
+// goes into the exponent by an integer addition, which the floating-point pipes do not see.
+VEC_INLINE f32x16 exp2(f32x16 x) {
+  const f32x16 magic = set1(12582912.f);
+  x = max(set1(-125.f), x);
+  f32x16 shifted = x + magic, f = x - (shifted - magic);  // f in [-0.5, 0.5]
+  f32x16 p = set1(1.3333558e-3f);                         // ln(2)^n / n!, n = 5 .. 0
+  p = fma(p, f, set1(9.6181291e-3f));
+  p = fma(p, f, set1(5.5504109e-2f));
+  p = fma(p, f, set1(2.4022651e-1f));
+  p = fma(p, f, set1(6.9314718e-1f));
+  p = fma(p, f, set1(1.f));
+  return as_f32(as_i32(p) + (as_i32(shifted) << 23));
+}
+
+VEC_INLINE f32x16 exp(f32x16 x) { return exp2(x * set1(1.44269504f)); }  // x < 88
+
+// ln(x) for normal x > 0, relative error 2e-7 or absolute 1e-7. x = 2^e * m, m in [sqrt(1/2), sqrt(2));
+// ln(m) = 2 atanh(s), s = (m - 1) / (m + 1), |s| < 0.172.
+VEC_INLINE f32x16 log(f32x16 x) {
+  i32x16 e = (as_i32(x) - 0x3f3504f3) >> 23;
+  f32x16 m = as_f32(as_i32(x) - (e << 23)), ef = to_f32(e);
+  f32x16 d = m - set1(1.f), s = d / (m + set1(1.f)), s2 = s * s;
+  f32x16 p = set1(2.f / 9);
+  p = fma(p, s2, set1(2.f / 7));
+  p = fma(p, s2, set1(2.f / 5));
+  p = fma(p, s2, set1(2.f / 3));
+  p = fma(p * s2, s, s + s);
+  return fma(ef, set1(6.93359375e-1f), fma(ef, set1(-2.12194440e-4f), p));  // ln(2) in two parts, the first exact in 10 bits
+}
+
+VEC_INLINE f32x16 silu(f32x16 x) {
+  f32x16 t = min(set1(126.f), x * set1(-1.44269504f));
+  return x / (set1(1.f) + exp2(t));
+}
+
+}  // namespace octavo::VEC_NS

@@ -1,0 +1,124 @@
+// 16 lanes for AVX-512 (F, BW, VL, DQ, VNNI, BF16). Every vec_*.h defines the same names in octavo::VEC_NS:
+//   f32x16 i32x16 u32x16   + - * / (float), + - * & | ^ ~ << >> (integers), by element; mask16 from less() and equal()
+// Loads and stores need no alignment; the _n forms touch only the first n lanes (0 <= n <= 16; the others load as 0).
+#pragma once
+#pragma GCC diagnostic push  // GCC 12's header leaves the pass-through operand of unmasked forms undefined (bug 105593)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+#include <cstdint>
+#include <cstring>
+
+#define VEC_INLINE __attribute__((always_inline)) inline
+
+namespace octavo::VEC_NS {
+
+using f32x16 = __m512;
+// GCC 12 keeps arrays of __m512i that a dot updates in memory; arrays of this type stay in registers.
+typedef int i32x16 __attribute__((vector_size(64), may_alias));
+typedef unsigned u32x16 __attribute__((vector_size(64), may_alias));
+using mask16 = __mmask16;
+constexpr int kMaxRows = 16;       // rows of a tile 16 columns wide that fit the registers
+constexpr int kMaxRowsWide = 12;   // rows of a tile 32 columns wide
+constexpr int kInterleave = 4;     // rows whose integer dots are issued in turn
+
+VEC_INLINE mask16 first_lanes(int n) { return (mask16)_bzhi_u32(0xffff, (unsigned)n); }
+
+VEC_INLINE f32x16 zero() { return _mm512_setzero_ps(); }
+VEC_INLINE f32x16 set1(float x) { return _mm512_set1_ps(x); }
+VEC_INLINE i32x16 set1_i32(int32_t x) { return (i32x16)_mm512_set1_epi32(x); }
+VEC_INLINE u32x16 set1_u32(uint32_t x) { return (u32x16)_mm512_set1_epi32((int)x); }
+VEC_INLINE i32x16 iota() { return i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+
+VEC_INLINE f32x16 load(const float* p) { return _mm512_loadu_ps(p); }
+VEC_INLINE f32x16 load_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+VEC_INLINE i32x16 load(const int32_t* p) { return (i32x16)_mm512_loadu_si512(p); }
+VEC_INLINE i32x16 load_line(const void* p) { return (i32x16)_mm512_loadu_si512(p); }
+VEC_INLINE void store(float* p, f32x16 v) { _mm512_storeu_ps(p, v); }
+VEC_INLINE void store_n(float* p, f32x16 v, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), v); }
+VEC_INLINE void store(int32_t* p, i32x16 v) { _mm512_storeu_si512(p, (__m512i)v); }
+VEC_INLINE void store_line(void* p, i32x16 v) { _mm512_storeu_si512(p, (__m512i)v); }
+VEC_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+
+VEC_INLINE i32x16 as_i32(f32x16 v) { return (i32x16)_mm512_castps_si512(v); }
+VEC_INLINE i32x16 as_i32(u32x16 v) { return (i32x16)v; }
+VEC_INLINE u32x16 as_u32(f32x16 v) { return (u32x16)_mm512_castps_si512(v); }
+VEC_INLINE u32x16 as_u32(i32x16 v) { return (u32x16)v; }
+VEC_INLINE f32x16 as_f32(i32x16 v) { return _mm512_castsi512_ps((__m512i)v); }
+VEC_INLINE f32x16 as_f32(u32x16 v) { return _mm512_castsi512_ps((__m512i)v); }
+VEC_INLINE f32x16 to_f32(i32x16 v) { return _mm512_cvtepi32_ps((__m512i)v); }
+VEC_INLINE i32x16 to_i32(f32x16 v) { return (i32x16)_mm512_cvtps_epi32(v); }  // to nearest even, |v| < 2^22
+
+VEC_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
+VEC_INLINE f32x16 max(f32x16 a, f32x16 b) { return _mm512_max_ps(a, b); }  // a > b ? a : b
+VEC_INLINE f32x16 min(f32x16 a, f32x16 b) { return _mm512_min_ps(a, b); }  // a < b ? a : b
+VEC_INLINE f32x16 abs(f32x16 v) { return _mm512_abs_ps(v); }
+VEC_INLINE f32x16 sqrt(f32x16 v) { return _mm512_sqrt_ps(v); }
+
+VEC_INLINE mask16 less(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+VEC_INLINE mask16 equal(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+VEC_INLINE mask16 less(i32x16 a, i32x16 b) { return _mm512_cmplt_epi32_mask((__m512i)a, (__m512i)b); }
+VEC_INLINE mask16 equal(i32x16 a, i32x16 b) { return _mm512_cmpeq_epi32_mask((__m512i)a, (__m512i)b); }
+VEC_INLINE mask16 both(mask16 a, mask16 b) { return (mask16)(a & b); }
+VEC_INLINE mask16 either(mask16 a, mask16 b) { return (mask16)(a | b); }
+VEC_INLINE uint32_t bits(mask16 m) { return m; }  // bit i is lane i
+VEC_INLINE f32x16 select(mask16 m, f32x16 a, f32x16 b) { return _mm512_mask_blend_ps(m, b, a); }  // m ? a : b
+VEC_INLINE i32x16 select(mask16 m, i32x16 a, i32x16 b) {
+  return (i32x16)_mm512_mask_blend_epi32(m, (__m512i)b, (__m512i)a);
+}
+
+// The same tree in every level: lanes i and i + 8, then 4, 2, 1.
+VEC_INLINE float reduce_add(f32x16 v) {
+  __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+VEC_INLINE float reduce_max(f32x16 v) {
+  __m256 a = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+VEC_INLINE int32_t reduce_add(i32x16 v) { return _mm512_reduce_add_epi32((__m512i)v); }
+
+// a b as 32 elements 0..31: the even ones, the odd ones; and back: a0 b0 a1 b1 ..
+VEC_INLINE f32x16 even(f32x16 a, f32x16 b) { return _mm512_permutex2var_ps(a, (__m512i)(iota() * 2), b); }
+VEC_INLINE f32x16 odd(f32x16 a, f32x16 b) { return _mm512_permutex2var_ps(a, (__m512i)(iota() * 2 + 1), b); }
+VEC_INLINE f32x16 zip_lo(f32x16 a, f32x16 b) {
+  return _mm512_permutex2var_ps(a, (__m512i)((iota() >> 1) + ((iota() & 1) << 4)), b);
+}
+VEC_INLINE f32x16 zip_hi(f32x16 a, f32x16 b) {
+  return _mm512_permutex2var_ps(a, (__m512i)((iota() >> 1) + ((iota() & 1) << 4) + 8), b);
+}
+
+VEC_INLINE f32x16 load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+VEC_INLINE f32x16 load_bf16(const uint16_t* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+// To nearest even, NaN kept; subnormals may become zero, as they do inside the bf16 dot.
+VEC_INLINE void store_bf16(uint16_t* p, f32x16 v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }
+// lane i: lo[i] as bf16 in the low half, hi[i] in the high half
+VEC_INLINE i32x16 bf16_pairs(f32x16 lo, f32x16 hi) {
+  __m512i l = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(lo));
+  __m512i h = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(hi));
+  return (i32x16)_mm512_or_si512(l, _mm512_slli_epi32(h, 16));
+}
+VEC_INLINE void store_i8(int8_t* p, i32x16 v) {  // lanes in -128..127
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
+}
+
+// acc[i] += sum over j of unsigned byte j of line lane i times signed byte j of quad (u4: bytes of line are 0..15)
+VEC_INLINE i32x16 dot4_u8s8(i32x16 acc, i32x16 line, int32_t quad) {
+  return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)line, _mm512_set1_epi32(quad));
+}
+VEC_INLINE i32x16 dot4_u4s8(i32x16 acc, i32x16 line, int32_t quad) { return dot4_u8s8(acc, line, quad); }
+// acc[i] += both bf16 products of line lane i with pair
+VEC_INLINE f32x16 dot2_bf16(f32x16 acc, i32x16 line, uint32_t pair) {
+  return _mm512_dpbf16_ps(acc, (__m512bh)line, (__m512bh)_mm512_set1_epi32((int)pair));
+}
+VEC_INLINE i32x16 nibble_lo(i32x16 line) { return line & 0x0f0f0f0f; }
+VEC_INLINE i32x16 nibble_hi(i32x16 line) { return as_i32(as_u32(line) >> 4) & 0x0f0f0f0f; }
+
+}  // namespace octavo::VEC_NS

@@ -1,0 +1,174 @@
+// 16 lanes as kParts vectors of kLanes, in the compiler's portable vector types: what vec_avx2.h and vec_generic.h share.
+// The includer defines VEC_NS and VEC_LANES; see vec_avx512.h for the meaning of each name.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#define VEC_INLINE __attribute__((always_inline)) inline
+
+namespace octavo::VEC_NS {
+
+constexpr int kLanes = VEC_LANES, kParts = 16 / kLanes;
+typedef float f32v __attribute__((vector_size(VEC_LANES * 4)));
+typedef int32_t i32v __attribute__((vector_size(VEC_LANES * 4)));
+typedef uint32_t u32v __attribute__((vector_size(VEC_LANES * 4)));
+typedef int16_t i16v __attribute__((vector_size(VEC_LANES * 4)));
+typedef uint16_t u16v __attribute__((vector_size(VEC_LANES * 2)));
+typedef int8_t i8v __attribute__((vector_size(VEC_LANES)));
+
+struct f32x16 { f32v v[kParts]; };
+struct i32x16 { i32v v[kParts]; };
+struct u32x16 { u32v v[kParts]; };
+struct mask16 { i32v v[kParts]; };  // lanes of 0 or -1
+
+#define VEC_EACH _Pragma("GCC unroll 4") for (int i = 0; i < kParts; i++)
+#define VEC_OPERATOR(T, op) \
+  VEC_INLINE T operator op(T a, T b) { VEC_EACH a.v[i] = a.v[i] op b.v[i]; return a; }
+#define VEC_SCALAR(T, S, op) \
+  VEC_INLINE T operator op(T a, S b) { VEC_EACH a.v[i] = a.v[i] op b; return a; }
+VEC_OPERATOR(f32x16, +) VEC_OPERATOR(f32x16, -) VEC_OPERATOR(f32x16, *) VEC_OPERATOR(f32x16, /)
+VEC_OPERATOR(i32x16, +) VEC_OPERATOR(i32x16, -) VEC_OPERATOR(i32x16, *)
+VEC_OPERATOR(i32x16, &) VEC_OPERATOR(i32x16, |) VEC_OPERATOR(i32x16, ^)
+VEC_OPERATOR(u32x16, +) VEC_OPERATOR(u32x16, -) VEC_OPERATOR(u32x16, *)
+VEC_OPERATOR(u32x16, &) VEC_OPERATOR(u32x16, |) VEC_OPERATOR(u32x16, ^)
+VEC_SCALAR(i32x16, int32_t, +) VEC_SCALAR(i32x16, int32_t, -) VEC_SCALAR(i32x16, int32_t, *)
+VEC_SCALAR(i32x16, int32_t, &) VEC_SCALAR(i32x16, int32_t, |) VEC_SCALAR(i32x16, int32_t, <<) VEC_SCALAR(i32x16, int32_t, >>)
+VEC_SCALAR(u32x16, uint32_t, +) VEC_SCALAR(u32x16, uint32_t, -) VEC_SCALAR(u32x16, uint32_t, *)
+VEC_SCALAR(u32x16, uint32_t, &) VEC_SCALAR(u32x16, uint32_t, |) VEC_SCALAR(u32x16, uint32_t, ^)
+VEC_SCALAR(u32x16, int, <<) VEC_SCALAR(u32x16, int, >>)
+#undef VEC_OPERATOR
+#undef VEC_SCALAR
+VEC_INLINE f32x16 operator-(f32x16 a) { VEC_EACH a.v[i] = -a.v[i]; return a; }
+VEC_INLINE i32x16 operator-(i32x16 a) { VEC_EACH a.v[i] = -a.v[i]; return a; }
+VEC_INLINE i32x16 operator~(i32x16 a) { VEC_EACH a.v[i] = ~a.v[i]; return a; }
+VEC_INLINE u32x16 operator~(u32x16 a) { VEC_EACH a.v[i] = ~a.v[i]; return a; }
+
+VEC_INLINE f32x16 load(const float* p) { f32x16 r; memcpy(&r, p, 64); return r; }
+VEC_INLINE i32x16 load(const int32_t* p) { i32x16 r; memcpy(&r, p, 64); return r; }
+VEC_INLINE i32x16 load_line(const void* p) { i32x16 r; memcpy(&r, p, 64); return r; }
+VEC_INLINE void store(float* p, f32x16 v) { memcpy(p, &v, 64); }
+VEC_INLINE void store(int32_t* p, i32x16 v) { memcpy(p, &v, 64); }
+VEC_INLINE void store_line(void* p, i32x16 v) { memcpy(p, &v, 64); }
+VEC_INLINE f32x16 load_n(const float* p, int n) {
+  float lane[16] = {};
+  for (int i = 0; i < n; i++) lane[i] = p[i];
+  return load(lane);
+}
+VEC_INLINE void store_n(float* p, f32x16 v, int n) {
+  float lane[16];
+  store(lane, v);
+  for (int i = 0; i < n; i++) p[i] = lane[i];
+}
+VEC_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+
+VEC_INLINE f32x16 zero() { return f32x16{}; }
+VEC_INLINE f32x16 set1(float x) { f32x16 r; VEC_EACH r.v[i] = x - f32v{}; return r; }
+VEC_INLINE i32x16 set1_i32(int32_t x) { i32x16 r; VEC_EACH r.v[i] = x - i32v{}; return r; }
+VEC_INLINE u32x16 set1_u32(uint32_t x) { u32x16 r; VEC_EACH r.v[i] = x - u32v{}; return r; }
+VEC_INLINE i32x16 iota() {
+  const int32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return load(lane);
+}
+
+VEC_INLINE i32x16 as_i32(f32x16 a) { i32x16 r; VEC_EACH r.v[i] = (i32v)a.v[i]; return r; }
+VEC_INLINE i32x16 as_i32(u32x16 a) { i32x16 r; VEC_EACH r.v[i] = (i32v)a.v[i]; return r; }
+VEC_INLINE u32x16 as_u32(f32x16 a) { u32x16 r; VEC_EACH r.v[i] = (u32v)a.v[i]; return r; }
+VEC_INLINE u32x16 as_u32(i32x16 a) { u32x16 r; VEC_EACH r.v[i] = (u32v)a.v[i]; return r; }
+VEC_INLINE f32x16 as_f32(i32x16 a) { f32x16 r; VEC_EACH r.v[i] = (f32v)a.v[i]; return r; }
+VEC_INLINE f32x16 as_f32(u32x16 a) { f32x16 r; VEC_EACH r.v[i] = (f32v)a.v[i]; return r; }
+VEC_INLINE f32x16 to_f32(i32x16 a) { f32x16 r; VEC_EACH r.v[i] = __builtin_convertvector(a.v[i], f32v); return r; }
+// Adding 1.5 * 2^23 leaves the nearest even integer in the low mantissa bits.
+VEC_INLINE i32x16 to_i32(f32x16 a) { return as_i32(a + set1(12582912.f)) - as_i32(set1(12582912.f)); }
+
+VEC_INLINE f32x16 select(mask16 m, f32x16 a, f32x16 b) {
+  VEC_EACH a.v[i] = (f32v)((m.v[i] & (i32v)a.v[i]) | (~m.v[i] & (i32v)b.v[i]));
+  return a;
+}
+VEC_INLINE i32x16 select(mask16 m, i32x16 a, i32x16 b) {
+  VEC_EACH a.v[i] = (m.v[i] & a.v[i]) | (~m.v[i] & b.v[i]);
+  return a;
+}
+VEC_INLINE mask16 less(f32x16 a, f32x16 b) { mask16 m; VEC_EACH m.v[i] = a.v[i] < b.v[i]; return m; }
+VEC_INLINE mask16 equal(f32x16 a, f32x16 b) { mask16 m; VEC_EACH m.v[i] = a.v[i] == b.v[i]; return m; }
+VEC_INLINE mask16 less(i32x16 a, i32x16 b) { mask16 m; VEC_EACH m.v[i] = a.v[i] < b.v[i]; return m; }
+VEC_INLINE mask16 equal(i32x16 a, i32x16 b) { mask16 m; VEC_EACH m.v[i] = a.v[i] == b.v[i]; return m; }
+VEC_INLINE mask16 both(mask16 a, mask16 b) { VEC_EACH a.v[i] &= b.v[i]; return a; }
+VEC_INLINE mask16 either(mask16 a, mask16 b) { VEC_EACH a.v[i] |= b.v[i]; return a; }
+VEC_INLINE mask16 first_lanes(int n) { return less(iota(), set1_i32(n)); }
+VEC_INLINE uint32_t bits(mask16 m) {
+  uint32_t r = 0;
+  for (int i = 0; i < 16; i++) r |= (uint32_t)(m.v[i / kLanes][i % kLanes] & 1) << i;
+  return r;
+}
+VEC_INLINE f32x16 abs(f32x16 a) { VEC_EACH a.v[i] = (f32v)((i32v)a.v[i] & 0x7fffffff); return a; }
+
+VEC_INLINE float reduce_add(f32x16 a) {
+  float s[16];
+  store(s, a);
+  for (int h = 8; h; h /= 2)
+    for (int i = 0; i < h; i++) s[i] += s[i + h];
+  return s[0];
+}
+VEC_INLINE float reduce_max(f32x16 a) {
+  float s[16];
+  store(s, a);
+  for (int h = 8; h; h /= 2)
+    for (int i = 0; i < h; i++) s[i] = s[i] > s[i + h] ? s[i] : s[i + h];
+  return s[0];
+}
+VEC_INLINE int32_t reduce_add(i32x16 a) {
+  int32_t lane[16], s = 0;
+  store(lane, a);
+  for (int i = 0; i < 16; i++) s += lane[i];
+  return s;
+}
+
+VEC_INLINE f32x16 every_second(f32x16 a, f32x16 b, int first) {
+  float in[32], out[16];
+  store(in, a), store(in + 16, b);
+  for (int i = 0; i < 16; i++) out[i] = in[2 * i + first];
+  return load(out);
+}
+VEC_INLINE f32x16 even(f32x16 a, f32x16 b) { return every_second(a, b, 0); }
+VEC_INLINE f32x16 odd(f32x16 a, f32x16 b) { return every_second(a, b, 1); }
+VEC_INLINE f32x16 zip_from(f32x16 a, f32x16 b, int first) {
+  float x[16], y[16], out[16];
+  store(x, a), store(y, b);
+  for (int i = 0; i < 8; i++) out[2 * i] = x[first + i], out[2 * i + 1] = y[first + i];
+  return load(out);
+}
+VEC_INLINE f32x16 zip_lo(f32x16 a, f32x16 b) { return zip_from(a, b, 0); }
+VEC_INLINE f32x16 zip_hi(f32x16 a, f32x16 b) { return zip_from(a, b, 8); }
+
+VEC_INLINE u32x16 widen_u16(const uint16_t* p) {
+  u32x16 r;
+  VEC_EACH {
+    u16v h;
+    memcpy(&h, p + i * kLanes, sizeof h);
+    r.v[i] = __builtin_convertvector(h, u32v);
+  }
+  return r;
+}
+VEC_INLINE f32x16 load_bf16(const uint16_t* p) { return as_f32(widen_u16(p) << 16); }
+VEC_INLINE u32x16 round_bf16(f32x16 a) {  // the bf16 in the low half of each lane
+  u32x16 u = as_u32(a), r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, nan = (u >> 16) | 0x40u;
+  return as_u32(select(equal(a, a), as_i32(r), as_i32(nan)));
+}
+VEC_INLINE void store_bf16(uint16_t* p, f32x16 a) {
+  u32x16 u = round_bf16(a);
+  VEC_EACH {
+    u16v h = __builtin_convertvector(u.v[i], u16v);
+    memcpy(p + i * kLanes, &h, sizeof h);
+  }
+}
+VEC_INLINE i32x16 bf16_pairs(f32x16 lo, f32x16 hi) { return as_i32(round_bf16(lo) | round_bf16(hi) << 16); }
+VEC_INLINE void store_i8(int8_t* p, i32x16 a) {
+  VEC_EACH {
+    i8v b = __builtin_convertvector(a.v[i], i8v);
+    memcpy(p + i * kLanes, &b, sizeof b);
+  }
+}
+VEC_INLINE i32x16 nibble_lo(i32x16 line) { return line & 0x0f0f0f0f; }
+VEC_INLINE i32x16 nibble_hi(i32x16 line) { return as_i32(as_u32(line) >> 4) & 0x0f0f0f0f; }
+
+}  // namespace octavo::VEC_NS
