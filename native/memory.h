@@ -1,0 +1,28 @@
+// A range of memory reserved at once and touched on use: weights, KV cache, temporaries.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace octavo {
+
+constexpr size_t kLine = 64;  // alignment of every matrix
+constexpr size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+// Zero filled. Huge pages suit what is read as a whole (weights); with small pages only what is used takes memory.
+class Memory {
+ public:
+  Memory(size_t bytes, bool huge_pages);  // throws std::bad_alloc when the address space is refused
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  uint8_t* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  size_t touched_bytes() const;  // resident now, by the kernel's page map
+
+ private:
+  uint8_t* data_;
+  size_t bytes_;
+};
+
+}  // namespace octavo
