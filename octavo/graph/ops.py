@@ -95,6 +95,10 @@ class Attention(Attrs):
     scale: float
 
 
+ACTS = ("silu",)
+"""Activations of act_mul; silu(x) = x / (1 + exp(-x)) (Hendrycks & Gimpel 2016)."""
+
+
 @dataclass(frozen=True)
 class ActMul(Attrs):
     """(gate[n,I], up[n,I]) -> y[n,I]: act(gate) * up. The two may be slices of one value."""

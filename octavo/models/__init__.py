@@ -1,0 +1,59 @@
+"""One architecture per file: functions from a config to the op graph."""
+
+from __future__ import annotations
+
+from octavo.graph.build import Builder
+from octavo.graph.ir import DType, Graph
+from octavo.graph.rounding import round_inputs
+from octavo.graph.verify import GraphError, verify
+from octavo.models import llama
+from octavo.weights.spec import Checkpoint, CheckpointError, act_of, packed_format
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": llama.build,
+}
+"""Name in config.json's `architectures` -> function that fills a Builder."""
+
+
+def build_graph(checkpoint: Checkpoint, activations: str = "auto") -> Graph:
+    """The verified graph of a checkpoint, the inputs of its linears rounded as `activations` (config.py) asks.
+
+    Raises CheckpointError: unknown architecture, a config key that is missing or not served, a tensor that is missing
+    or whose shape disagrees with the config.
+    """
+    config = checkpoint.config
+    names = config.get("architectures") or ["(none given)"]
+    build = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
+    if build is None:
+        raise CheckpointError(
+            f"{checkpoint.path}: architecture {', '.join(names)} is not supported; supported: {', '.join(ARCHITECTURES)}"
+        )
+    try:
+        source = _Source(checkpoint, activations)
+        builder = Builder(names[0], config["vocab_size"], config["max_position_embeddings"], source)
+        build(builder, config, checkpoint, DType.F32 if activations == "f32" else DType.BF16)
+        graph = round_inputs(verify(builder.graph), lambda packed: DType(act_of(packed, activations)))
+        return verify(graph)
+    except GraphError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+    except KeyError as error:
+        raise CheckpointError(f"{checkpoint.path}: config has no {error}") from error
+
+
+class _Source:
+    """`graph.build.Source` over a checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, activations: str) -> None:
+        self._checkpoint = checkpoint
+        self._activations = activations
+
+    def rows_cols_format(self, name: str) -> tuple[int, int, str]:
+        info = self._checkpoint.info(name)
+        if len(info.shape) == 1:
+            return 1, info.shape[0], "f32"
+        if len(info.shape) != 2:
+            raise CheckpointError(f"{info.file}: {name} has shape {info.shape}, expected a matrix or a vector")
+        try:
+            return *info.shape, packed_format(info.source, self._activations)
+        except CheckpointError as error:
+            raise CheckpointError(f"{info.file}: {name}: {error}") from error

@@ -1,0 +1,252 @@
+"""verify: the rules a graph must keep, checked after every pass. Errors carry the text of the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from octavo.graph import ops
+from octavo.graph.ir import Dim, DType, Graph, Kind, Node, R, T, Value
+
+FLOATS = (DType.F32, DType.BF16, DType.A8)
+ROUNDED = (DType.BF16, DType.A8)
+
+
+class GraphError(ValueError):
+    """The graph breaks a rule, or a tensor has not the shape that the config asks for."""
+
+
+def verify(graph: Graph) -> Graph:
+    """Check `graph` and return it. Raise GraphError."""
+    layers = [layer for group in graph.groups for layer in group.layers]
+    if len(layers) != len(set(layers)):
+        raise GraphError(f"{graph.name}: a layer is in two KV groups")
+    defined: set[int] = set()
+    written: set[int] = set()  # states
+    for node in graph.nodes:
+        _verify_node(graph, node, defined, written)
+    return graph
+
+
+def _verify_node(graph: Graph, node: Node, defined: set[int], written: set[int]) -> None:
+    def need(ok: bool, what: str) -> None:
+        if not ok:
+            raise GraphError(f"{graph.name}, layer {node.layer}: {node!r}: {what}")
+
+    for v in node.ins:
+        root = v.root
+        need(root.base is None and v.start >= 0 and v.start + v.cols <= root.cols, f"%{v.name} leaves its base")
+        need(v.base is None or (v.rows, v.kind, v.dtype) == (root.rows, root.kind, root.dtype), f"%{v.name} is no view")
+        if root.kind in (Kind.TEMP, Kind.OUTPUT):
+            need(id(root) in defined, f"%{root.name} is read before it is defined")
+        if root.kind is Kind.WEIGHT:
+            _verify_weight(v, need)
+    for v in node.outs:
+        need(v.base is None and v.kind in (Kind.TEMP, Kind.OUTPUT), f"%{v.name} cannot be written")
+        need(id(v) not in defined, f"%{v.name} is defined twice")
+        need(v.cols > 0 and v.rows.sym in ("T", "R"), f"%{v.name} is empty or has fixed rows")
+    check = _CHECKS.get(node.op)
+    need(check is not None, "unknown operation")
+    assert check is not None
+    try:
+        problem = check(graph, node, node.attrs)
+    except ValueError:
+        problem = "wrong number of ins or outs"
+    need(problem is None, str(problem))
+    if isinstance(node.attrs, ops.Attention):
+        need(id(node.ins[1]) in written, "the cache of this layer is read before it is written")
+    if node.expansion:
+        need(node.op in FUSED, "only a fused operation has an expansion")
+        _verify_expansion(graph, node, defined, written, need)
+    else:
+        need(node.op not in FUSED, "a fused operation carries its expansion")
+    if isinstance(node.attrs, ops.KvWrite):
+        written.add(id(node.ins[2]))
+    defined.update(id(v) for v in node.outs)
+
+
+def _verify_weight(v: Value, need: Callable[[bool, str], None]) -> None:
+    need(v.base is None and len(v.parts) > 0, f"weight %{v.name} is a view or has no parts")
+    rows = {Dim(1), Dim(sum(p.rows for p in v.parts))}
+    need(v.rows in rows, f"weight %{v.name} has {v.rows} rows, its parts {[p.rows for p in v.parts]}")
+
+
+def _verify_expansion(
+    graph: Graph, node: Node, defined: set[int], written: set[int], need: Callable[[bool, str], None]
+) -> None:
+    """The expansion reads the fused node's ins, or views of the same columns, and defines exactly its outs."""
+    attrs = tuple(base.attrs for base in node.expansion)
+    need(attrs == _EXPANDS[node.op](node.attrs), f"the expansion is {[b.op for b in node.expansion]}")
+    allowed = {_span(v) for v in node.ins}
+    inside: set[int] = set()
+    used = set()
+    for base in node.expansion:
+        need(base.layer == node.layer, "an expansion stays in its layer")
+        for v in base.ins:
+            span = _span(v)
+            view = any(root == span[0] and a <= span[1] and span[2] <= b for root, a, b in allowed)
+            need(id(v.root) in inside or view, f"the expansion reads %{v.name}, which is no input")
+            used |= {s for s in allowed if s[0] == span[0]}
+        _verify_node(graph, base, defined | inside, written)
+        inside.update(id(v) for v in base.outs)
+    need(used == allowed, "the expansion does not read every input")
+    outs = {id(v) for v in node.outs}
+    need(outs <= inside, "the expansion does not define every output")
+    results = {id(v) for b in node.expansion for v in b.outs if v.kind is Kind.OUTPUT}
+    need(results <= outs, "the expansion defines another output")
+
+
+def _span(v: Value) -> tuple[int, int, int]:
+    return id(v.root), v.start, v.start + v.cols
+
+
+# ---- one check per operation: the problem, or None. A wrong number of operands fails in the unpacking.
+
+
+def _same(*values: Value) -> bool:
+    return len({(v.rows, v.cols) for v in values}) == 1
+
+
+def _first(problems: Iterable[tuple[bool, str]]) -> str | None:
+    return next((text for ok, text in problems if not ok), None)
+
+
+def _f32(*values: Value) -> tuple[bool, str]:
+    return all(v.dtype is DType.F32 for v in values), "works on float32"
+
+
+def _embed(graph: Graph, node: Node, _: Any) -> str | None:
+    (ids, weight), (y,) = node.ins, node.outs
+    shapes = ids.rows == y.rows == T and weight.cols == y.cols and weight.rows == Dim(graph.vocab_size)
+    return _first([(shapes, "shapes disagree"), (ids.dtype is DType.I32, "ids are int32"), _f32(y)])
+
+
+def _norm(node: Node) -> list[tuple[bool, str]]:
+    (x, w), (y,) = node.ins, node.outs
+    return [(_same(x, y) and (w.rows, w.cols) == (Dim(1), x.cols), "shapes disagree"), _f32(x)]
+
+
+def _rms_norm(graph: Graph, node: Node, _: Any) -> str | None:
+    return _first([*_norm(node), _f32(*node.outs)])
+
+
+def _norm_round(graph: Graph, node: Node, _: Any) -> str | None:
+    return _first([*_norm(node), (node.outs[0].dtype in ROUNDED, "rounds to bf16 or a8")])
+
+
+def _round(graph: Graph, node: Node, _: Any) -> str | None:
+    (x,), (y,) = node.ins, node.outs
+    return _first([(_same(x, y), "shapes disagree"), _f32(x), (y.dtype in ROUNDED, "rounds to bf16 or a8")])
+
+
+def _linear(graph: Graph, node: Node, _: Any) -> str | None:
+    (x, w, *bias), (y,) = node.ins, node.outs
+    shapes = x.cols == w.cols and x.rows == y.rows and Dim(y.cols) == w.rows
+    bias_ok = len(bias) <= 1 and all((b.rows, b.cols) == (Dim(1), y.cols) for b in bias)
+    return _first([(shapes, "shapes disagree"), (bias_ok, "bias disagrees"), (w.kind is Kind.WEIGHT, "no weight"),
+                   (x.dtype in FLOATS, "input is no float"), _f32(y)])  # fmt: skip
+
+
+def _linear_add(graph: Graph, node: Node, _: Any) -> str | None:
+    (x, w, residual), (y,) = node.ins, node.outs
+    shapes = x.cols == w.cols and x.rows == y.rows and Dim(y.cols) == w.rows and _same(residual, y)
+    return _first([(shapes, "shapes disagree"), (w.kind is Kind.WEIGHT, "no weight"), _f32(residual, y)])
+
+
+def _linear_act_mul_round(graph: Graph, node: Node, _: Any) -> str | None:
+    (x, w), (y,) = node.ins, node.outs
+    shapes = x.cols == w.cols and x.rows == y.rows and Dim(2 * y.cols) == w.rows
+    halves = len(w.parts) == 2 and w.parts[0].rows == w.parts[1].rows == y.cols and y.cols % 32 == 0
+    return _first([(shapes, "shapes disagree"), (halves, "the weight has not two equal halves of 32s"),
+                   (y.dtype in ROUNDED, "rounds to bf16 or a8")])  # fmt: skip
+
+
+def _rope(graph: Graph, node: Node, a: ops.Rope) -> str | None:
+    (x, positions), (y,) = node.ins, node.outs
+    heads = x.cols % a.head_dim == 0 and 0 < 2 * len(a.inv_freq) <= a.head_dim
+    return _first([(_same(x, y) and positions.rows == x.rows == T, "shapes disagree"), (heads, "heads disagree"),
+                   (positions.dtype is DType.I32, "positions are int32"), _f32(x, y)])  # fmt: skip
+
+
+def _state(graph: Graph, node: Node, a: ops.KvWrite | ops.Attention, state: Value) -> list[tuple[bool, str]]:
+    if not 0 <= a.group < len(graph.groups):
+        return [(False, "no such KV group")]
+    g = graph.groups[a.group]
+    same = (g.kv_heads, g.head_dim) == (a.kv_heads, a.head_dim) and node.layer in g.layers
+    kind = state.kind is Kind.STATE and state.dtype is g.dtype and state.cols == 2 * g.kv_heads * g.head_dim
+    return [(same, "disagrees with its KV group"), (kind, "state disagrees with its KV group")]
+
+
+def _kv_write(graph: Graph, node: Node, a: ops.KvWrite) -> str | None:
+    k, v, state = node.ins
+    () = node.outs
+    shapes = _same(k, v) and k.rows == T and k.cols == a.kv_heads * a.head_dim
+    return _first([(shapes, "shapes disagree"), _f32(k, v), *_state(graph, node, a, state)])
+
+
+def _rope_kv_write(graph: Graph, node: Node, a: ops.RopeKvWrite) -> str | None:
+    (q, k, v, positions, state), (y,) = node.ins, node.outs
+    shapes = _same(k, v) and _same(q, y) and positions.rows == k.rows == q.rows == T
+    shapes = shapes and k.cols == a.kv_write.kv_heads * a.kv_write.head_dim and q.cols % a.rope.head_dim == 0
+    same = a.rope.head_dim == a.kv_write.head_dim
+    return _first([(shapes and same, "shapes disagree"), _f32(q, k, v, y), *_state(graph, node, a.kv_write, state)])
+
+
+def _attend(graph: Graph, node: Node, a: ops.Attention) -> list[tuple[bool, str]]:
+    (q, state), (y,) = node.ins, node.outs
+    shapes = _same(q, y) and q.rows == T and q.cols == a.heads * a.head_dim and a.heads % a.kv_heads == 0
+    return [(shapes, "shapes disagree"), _f32(q), *_state(graph, node, a, state)]
+
+
+def _attention(graph: Graph, node: Node, a: ops.Attention) -> str | None:
+    return _first([*_attend(graph, node, a), _f32(*node.outs)])
+
+
+def _attention_round(graph: Graph, node: Node, a: ops.AttentionRound) -> str | None:
+    at = a.attention
+    groups = at.heads // at.kv_heads * at.head_dim % 32 == 0
+    return _first([*_attend(graph, node, at), (groups, "the columns of a kv head are no multiple of 32"),
+                   (node.outs[0].dtype in ROUNDED, "rounds to bf16 or a8")])  # fmt: skip
+
+
+def _act_mul(graph: Graph, node: Node, a: ops.ActMul) -> str | None:
+    (gate, up), (y,) = node.ins, node.outs
+    known = a.act in ops.ACTS
+    return _first([(_same(gate, up, y), "shapes disagree"), _f32(gate, up, y), (known, "unknown activation")])
+
+
+def _add(graph: Graph, node: Node, _: Any) -> str | None:
+    (a, b), (y,) = node.ins, node.outs
+    return _first([(_same(a, b, y), "shapes disagree"), _f32(a, b, y)])
+
+
+def _gather_rows(graph: Graph, node: Node, _: Any) -> str | None:
+    (x, rows), (y,) = node.ins, node.outs
+    shapes = x.rows == T and rows.rows == y.rows == R and x.cols == y.cols
+    return _first([(shapes, "shapes disagree"), (rows.dtype is DType.I32, "rows are int32"), _f32(x, y)])
+
+
+def _sample(graph: Graph, node: Node, _: Any) -> str | None:
+    (logits,) = node.ins
+    () = node.outs
+    shape = (logits.rows, logits.cols) == (R, graph.vocab_size) and logits.kind is Kind.OUTPUT
+    return _first([(shape, "logits are an output [R, vocab]"), _f32(logits)])
+
+
+_CHECKS: dict[str, Callable[[Graph, Node, Any], str | None]] = {
+    "embed": _embed, "rms_norm": _rms_norm, "round": _round, "linear": _linear, "rope": _rope, "kv_write": _kv_write,
+    "attention": _attention, "act_mul": _act_mul, "add": _add, "gather_rows": _gather_rows, "sample": _sample,
+    "norm_round": _norm_round, "linear_add": _linear_add, "linear_act_mul_round": _linear_act_mul_round,
+    "rope_kv_write": _rope_kv_write, "attention_round": _attention_round,
+}  # fmt: skip
+
+_EXPANDS: dict[str, Callable[[Any], tuple[ops.Attrs, ...]]] = {
+    "norm_round": lambda a: (ops.RmsNorm(a.eps), ops.Round()),
+    "linear_add": lambda a: (ops.Linear(), ops.Add()),
+    "linear_act_mul_round": lambda a: (ops.Linear(), ops.ActMul(a.act), ops.Round()),
+    "rope_kv_write": lambda a: (a.rope, a.rope, a.kv_write),
+    "attention_round": lambda a: (a.attention, ops.Round()),
+}
+
+FUSED = frozenset(_EXPANDS)
+"""The fused kinds; each carries its expansion."""

@@ -1,0 +1,33 @@
+"""Llama (Touvron et al. 2023; Grattafiori et al. 2024) and what shares its layers: SmolLM2, TinyLlama, Llama 2 and 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo.graph.build import Builder
+from octavo.graph.ir import DType, KvGroup, Value
+from octavo.models import parts
+from octavo.weights.spec import Checkpoint
+
+
+def build(b: Builder, config: dict[str, Any], checkpoint: Checkpoint, kv_dtype: DType) -> None:
+    parts.refuse_unknown(config, checkpoint.path)
+    c = parts.read(config, checkpoint.path)
+    group = b.kv_group(KvGroup("full", tuple(range(c.layers)), c.kv_heads, c.head_dim, kv_dtype))
+    embedding = b.matrix({"model.embed_tokens.weight": c.vocab}, c.hidden)
+    x = b.embed(embedding)
+    for b.layer in range(c.layers):
+        x = layer(b, c, f"model.layers.{b.layer}.", group, x)
+    b.layer = -1
+    x = b.rms_norm(b.gather_rows(x), "model.norm.weight", c.eps)
+    head = embedding if c.tied else b.matrix({"lm_head.weight": c.vocab}, c.hidden)
+    b.sample(b.logits(x, head))
+
+
+def layer(b: Builder, c: parts.Shape, p: str, group: int, x: Value) -> Value:
+    # one layer: x[T, hidden] -> x[T, hidden]
+    h = b.rms_norm(x, p + "input_layernorm.weight", c.eps)
+    y = parts.attention(b, c, p + "self_attn.", group, h)
+    x = b.add(x, y)
+    h = b.rms_norm(x, p + "post_attention_layernorm.weight", c.eps)
+    return b.add(x, parts.mlp(b, c, p + "mlp.", h))

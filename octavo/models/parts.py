@@ -1,0 +1,156 @@
+"""What model files share: reading a config, rotary frequencies, the attention and feed-forward blocks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from octavo.graph.build import Builder
+from octavo.graph.ir import Value
+from octavo.graph.ops import ACTS
+from octavo.weights.spec import CheckpointError
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ACTS,
+    "pretraining_tp": (1,),
+    "sliding_window": (),
+    "attention_multiplier": (),
+    "embedding_multiplier": (1, 1.0),
+    "residual_multiplier": (1, 1.0),
+    "logits_scaling": (1, 1.0),
+    "final_logit_softcapping": (),
+    "attn_logit_softcapping": (),
+    "qk_norm": (False,),
+    "use_qk_norm": (False,),
+    "rope_interleaved": (False,),
+    "no_rope_layers": (),
+    "num_local_experts": (0,),
+    "num_experts": (0,),
+    "quantization_config": (),
+    "is_causal": (True,),
+}
+"""Keys that change results, with the values under which they do not; absent and null never do."""
+
+
+class Shape(NamedTuple):
+    """Sizes and switches of a decoder in the manner of Llama."""
+
+    vocab: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    act: str
+    attention_bias: bool
+    mlp_bias: bool
+    tied: bool
+    inv_freq: tuple[float, ...]  # radians per position, head_dim / 2 of them
+
+
+def refuse_unknown(config: dict[str, Any], path: str) -> None:
+    """Raise CheckpointError where a key has a value that would change results and is not served."""
+    for key, values in _NEUTRAL.items():
+        value = config.get(key)
+        if value is not None and value not in values:
+            served = f"served: {', '.join(map(str, values))}" if values else "it must be absent"
+            raise CheckpointError(f"{path}: config has {key} = {value!r}, which is not supported ({served})")
+
+
+def read(config: dict[str, Any], path: str) -> Shape:
+    """The Shape of a config; CheckpointError names what cannot be."""
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_dim = config.get("head_dim") or hidden // heads
+    for name, value in (("num_attention_heads", heads), ("num_key_value_heads", kv_heads), ("hidden_size", hidden)):
+        if not isinstance(value, int) or value < 1:
+            raise CheckpointError(f"{path}: config has {name} = {value!r}, expected a whole number above 0")
+    if heads % kv_heads:
+        raise CheckpointError(f"{path}: {heads} attention heads cannot share {kv_heads} key-value heads")
+    if head_dim % 16 or not 16 <= head_dim <= 256:
+        raise CheckpointError(f"{path}: head_dim {head_dim} is not supported: a multiple of 16 up to 256 is")
+    return Shape(
+        vocab=config["vocab_size"],
+        hidden=hidden,
+        intermediate=config["intermediate_size"],
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        eps=config["rms_norm_eps"],
+        act=config["hidden_act"],
+        attention_bias=bool(config.get("attention_bias", False)),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        inv_freq=rope_frequencies(config, head_dim, path),
+    )
+
+
+def rope_frequencies(config: dict[str, Any], head_dim: int, path: str) -> tuple[float, ...]:
+    """inv_freq of a config in the older layout (rope_theta, rope_scaling) or the newer one (rope_parameters)."""
+    rope = {
+        "rope_theta": config.get("rope_theta"),
+        **(config.get("rope_scaling") or config.get("rope_parameters") or {}),
+    }
+    theta = float(rope["rope_theta"] or 10000.0)
+    if (config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise CheckpointError(f"{path}: config has partial_rotary_factor, which is not supported")
+    inv_freq = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in _ROPE:
+        raise CheckpointError(f"{path}: rope type {kind!r} is not supported; supported: {', '.join(_ROPE)}")
+    try:
+        return _ROPE[kind](inv_freq, rope)
+    except KeyError as error:
+        raise CheckpointError(f"{path}: rope type {kind!r} needs {error}") from error
+
+
+def _default(inv_freq: list[float], rope: dict[str, Any]) -> tuple[float, ...]:
+    return tuple(inv_freq)
+
+
+def _linear(inv_freq: list[float], rope: dict[str, Any]) -> tuple[float, ...]:
+    """Positions divided by a factor (Chen et al. 2023)."""
+    return tuple(f / rope["factor"] for f in inv_freq)
+
+
+def _llama3(inv_freq: list[float], rope: dict[str, Any]) -> tuple[float, ...]:
+    """Long waves are slowed by `factor`, short ones kept, with a linear ramp between (Llama 3.1)."""
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    length, factor = rope["original_max_position_embeddings"], rope["factor"]
+
+    def scaled(f: float) -> float:
+        turns = length * f / (2 * math.pi)  # over the original context
+        keep = min(max((turns - low) / (high - low), 0.0), 1.0)
+        return float(keep * f + (1 - keep) * f / factor)
+
+    return tuple(scaled(f) for f in inv_freq)
+
+
+def _factors(inv_freq: list[float], rope: dict[str, Any]) -> tuple[float, ...]:
+    """One divisor per frequency, as GGUF files store them."""
+    if len(rope["factors"]) != len(inv_freq):
+        raise CheckpointError(f"rope has {len(rope['factors'])} factors for {len(inv_freq)} frequencies")
+    return tuple(f / d for f, d in zip(inv_freq, rope["factors"], strict=True))
+
+
+_ROPE = {"default": _default, "linear": _linear, "llama3": _llama3, "factors": _factors}
+
+
+def attention(b: Builder, c: Shape, p: str, group: int, h: Value) -> Value:
+    # h[T, hidden] -> y[T, hidden]
+    q_cols, kv_cols = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    qkv = b.linear(h, {p + "q_proj": q_cols, p + "k_proj": kv_cols, p + "v_proj": kv_cols}, c.attention_bias, "qkv")
+    q, k, v = b.split(qkv, q_cols, kv_cols, kv_cols)
+    q, k = b.rope(q, c.head_dim, c.inv_freq, "q"), b.rope(k, c.head_dim, c.inv_freq, "k")
+    y = b.attention(q, k, v, group, c.head_dim**-0.5)
+    return b.linear(y, {p + "o_proj": c.hidden}, c.attention_bias, "o")
+
+
+def mlp(b: Builder, c: Shape, p: str, h: Value) -> Value:
+    # h[T, hidden] -> y[T, hidden]
+    gate_up = b.linear(h, {p + "gate_proj": c.intermediate, p + "up_proj": c.intermediate}, c.mlp_bias, "gate_up")
+    gate, up = b.split(gate_up, c.intermediate, c.intermediate)
+    return b.linear(b.act_mul(gate, up, c.act), {p + "down_proj": c.hidden}, c.mlp_bias, "down")
