@@ -81,6 +81,14 @@ class ServerConfig(EngineConfig):
     port: int = option(8000, "Port to listen on. 0 takes a free one.")
     served_model_name: str | None = option(None, "Name in /v1/models and in answers. Default: from the model path.")
     drain_seconds: float = option(30.0, "On SIGTERM, wait this long for open requests to finish.")
+    strict: bool = option(False, "Refuse a request that has unknown fields. Otherwise a header names them.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be between 0 and 65535; got {self.port}")
+        if not 0 <= self.drain_seconds <= 86400:
+            raise ConfigError(f"drain_seconds must be between 0 and 86400; got {self.drain_seconds:g}")
 
 
 _UNITS = {
