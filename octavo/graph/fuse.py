@@ -105,7 +105,11 @@ def _linear_act_mul_round(linear: Node, uses: _Uses) -> _Match | None:
     ):
         return None
     rounded = uses.sole(act.outs[0], ops.Round)
-    return rounded and _match(ops.LinearActMulRound(act.attrs.act), linear.ins, rounded.outs, linear, act, rounded)
+    return (
+        _match(ops.LinearActMulRound(act.attrs.act), linear.ins, rounded.outs, linear, act, rounded)
+        if rounded
+        else None
+    )
 
 
 def _rope_kv_write(write: Node, uses: _Uses) -> _Match | None:
@@ -131,7 +135,7 @@ def _attention_round(attention: Node, uses: _Uses) -> _Match | None:
     if not isinstance(a, ops.Attention) or a.heads // a.kv_heads * a.head_dim % 32:
         return None
     rounded = uses.sole(attention.outs[0], ops.Round)
-    return rounded and _match(ops.AttentionRound(a), attention.ins, rounded.outs, attention, rounded)
+    return _match(ops.AttentionRound(a), attention.ins, rounded.outs, attention, rounded) if rounded else None
 
 
 def _match(attrs: ops.Attrs, ins: tuple[Value, ...], outs: tuple[Value, ...], *chain: Node) -> _Match | None:

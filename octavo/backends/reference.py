@@ -1,0 +1,283 @@
+"""The numpy oracle: interprets a graph, a fused node by its expansion. It is the meaning of every operation.
+
+`ReferenceBackend` runs on the same pages as the backend beside it; `forward_logits` recomputes a whole sequence
+without a cache. Slow on purpose: no batch, no threads but numpy's own, weights in float32.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends import reference_ops as meaning
+from octavo.backends.base import BLOCK_SIZE, I32, Limits, StepBatch, StepHandle, StepResult, TraceSpan
+from octavo.graph import ops
+from octavo.graph.ir import DType, Graph, Kind, KvGroup, Node, Value
+from octavo.graph.verify import FUSED, verify
+from octavo.sampling.definition import sample
+from octavo.weights.formats import dequantise
+from octavo.weights.spec import Checkpoint
+
+F32 = NDArray[np.float32]
+Weights = dict[str, F32]
+"""By tensor name: [rows, cols], vectors [1, n]; the values of the packed format."""
+
+
+# ---- the KV cache
+
+
+class State(Protocol):
+    """k and v are [tokens, kv_heads, D], already rounded to the KV type."""
+
+    def write(self, group: int, layer: int, batch: StepBatch, k: F32, v: F32) -> None: ...
+
+    def read(self, group: int, layer: int, batch: StepBatch, sequence: int) -> tuple[F32, F32]:
+        """All of the sequence's tokens, those of this step included."""
+        ...
+
+
+class PagedState:
+    """Per group two arrays [layers, blocks, 16, kv_heads, D]. Pages are touched when written."""
+
+    def __init__(self, graph: Graph, num_blocks: Sequence[int]) -> None:
+        shapes = [
+            (len(g.layers), n, BLOCK_SIZE, g.kv_heads, g.head_dim)
+            for g, n in zip(graph.groups, num_blocks, strict=True)
+        ]
+        self.k = [np.zeros(shape, np.float32) for shape in shapes]
+        self.v = [np.zeros(shape, np.float32) for shape in shapes]
+
+    def copy_blocks(self, batch: StepBatch) -> None:
+        for group, copies in enumerate(batch.copies):
+            for arena in (self.k[group], self.v[group]):
+                arena[:, copies[:, 1]] = arena[:, copies[:, 0]]
+
+    def write(self, group: int, layer: int, batch: StepBatch, k: F32, v: F32) -> None:
+        sequence = np.repeat(np.arange(len(batch.context_lens)), np.diff(batch.seq_starts))
+        blocks = batch.block_tables[group][sequence, batch.positions // BLOCK_SIZE]
+        slots = batch.positions % BLOCK_SIZE
+        self.k[group][layer, blocks, slots] = k
+        self.v[group][layer, blocks, slots] = v
+
+    def read(self, group: int, layer: int, batch: StepBatch, sequence: int) -> tuple[F32, F32]:
+        n = int(batch.context_lens[sequence])
+        blocks = batch.block_tables[group][sequence, : -(-n // BLOCK_SIZE)]
+        k, v = (a[group][layer, blocks].reshape(-1, *a[group].shape[3:])[:n] for a in (self.k, self.v))
+        return k, v
+
+
+class WholeSequence:
+    """One sequence computed in one step: nothing is paged or kept."""
+
+    def __init__(self) -> None:
+        self._kv: dict[tuple[int, int], tuple[F32, F32]] = {}
+
+    def write(self, group: int, layer: int, batch: StepBatch, k: F32, v: F32) -> None:
+        self._kv[group, layer] = (k, v)
+
+    def read(self, group: int, layer: int, batch: StepBatch, sequence: int) -> tuple[F32, F32]:
+        return self._kv[group, layer]
+
+
+# ---- the interpreter
+
+
+class Interpreter:
+    """One step: `values` holds what has been computed, decoded (see reference_ops), by root value."""
+
+    def __init__(self, graph: Graph, weights: Weights, state: State, batch: StepBatch) -> None:
+        self.graph = graph
+        self.weights = weights
+        self.state = state
+        self.batch = batch
+        self.values: dict[Value, NDArray[Any]] = {}
+        self.result: StepResult | None = None
+
+    def get(self, v: Value) -> NDArray[Any]:
+        """[rows, cols] of a value or a view; an input of the batch as [rows]."""
+        if v.kind is Kind.INPUT:
+            array: NDArray[Any] = getattr(self.batch, v.name)
+            return array
+        if v.kind is Kind.WEIGHT:
+            return np.concatenate([self.weights[p.name] for p in v.parts], axis=1 if v.rows.coef == 1 else 0)
+        return self.values[v.root][:, v.start : v.start + v.cols]
+
+    def run(self, node: Node) -> None:
+        """Compute one node; a fused one by its expansion."""
+        for base in node.expansion or (node,):
+            out = _OPS[base.op](self, base, base.attrs)
+            for v in base.outs:
+                assert out is not None
+                self.values[v] = out
+
+
+def _embed(run: Interpreter, node: Node, _: ops.Embed) -> F32:
+    (part,) = node.ins[1].parts
+    return run.weights[part.name][run.get(node.ins[0])]
+
+
+def _rms_norm(run: Interpreter, node: Node, a: ops.RmsNorm) -> F32:
+    return meaning.rms_norm(run.get(node.ins[0]), run.get(node.ins[1]), a.eps)
+
+
+def _round(run: Interpreter, node: Node, _: ops.Round) -> NDArray[Any]:
+    return meaning.round_to(run.get(node.ins[0]), node.outs[0].dtype)
+
+
+def _linear(run: Interpreter, node: Node, _: ops.Linear) -> F32:
+    x, weight, *bias = node.ins
+    stacked = [run.weights[p.name] for p in weight.parts]
+    return meaning.linear(run.get(x), stacked, run.get(bias[0]) if bias else None, x.dtype)
+
+
+def _rope(run: Interpreter, node: Node, a: ops.Rope) -> F32:
+    return meaning.rope(run.get(node.ins[0]), run.get(node.ins[1]), a.head_dim, a.inv_freq, a.neox, a.scale)
+
+
+def _group(run: Interpreter, node: Node, index: int) -> tuple[KvGroup, int]:
+    group = run.graph.groups[index]
+    return group, group.layers.index(node.layer)
+
+
+def _kv_write(run: Interpreter, node: Node, a: ops.KvWrite) -> None:
+    group, layer = _group(run, node, a.group)
+    k, v = (run.get(x).reshape(-1, a.kv_heads, a.head_dim) for x in node.ins[:2])
+    if group.dtype is DType.BF16:
+        k, v = meaning.round_bf16(k), meaning.round_bf16(v)
+    run.state.write(a.group, layer, run.batch, k, v)
+
+
+def _attention(run: Interpreter, node: Node, a: ops.Attention) -> F32:
+    group, layer = _group(run, node, a.group)
+    q = run.get(node.ins[0]).reshape(-1, a.heads, a.head_dim)
+    y = np.empty_like(q)
+    for s, (first, last) in enumerate(zip(run.batch.seq_starts[:-1], run.batch.seq_starts[1:], strict=True)):
+        k, v = run.state.read(a.group, layer, run.batch, s)
+        start = int(run.batch.context_lens[s] - (last - first))
+        y[first:last] = meaning.attention(q[first:last], k, v, start, a.scale, group.dtype)
+    return y.reshape(len(q), -1)
+
+
+def _act_mul(run: Interpreter, node: Node, a: ops.ActMul) -> F32:
+    return meaning.ACTIVATIONS[a.act](run.get(node.ins[0])) * run.get(node.ins[1])
+
+
+def _add(run: Interpreter, node: Node, _: ops.Add) -> F32:
+    return run.get(node.ins[0]) + run.get(node.ins[1])
+
+
+def _gather_rows(run: Interpreter, node: Node, _: ops.GatherRows) -> F32:
+    return run.get(node.ins[0])[run.get(node.ins[1])]
+
+
+def _sample(run: Interpreter, node: Node, _: ops.Sample) -> None:
+    run.result = StepResult(*sample(run.get(node.ins[0]), run.batch.sampling))
+
+
+_OPS: dict[str, Callable[[Interpreter, Node, Any], NDArray[Any] | None]] = {
+    "embed": _embed, "rms_norm": _rms_norm, "round": _round, "linear": _linear, "rope": _rope, "kv_write": _kv_write,
+    "attention": _attention, "act_mul": _act_mul, "add": _add, "gather_rows": _gather_rows, "sample": _sample,
+}  # fmt: skip
+
+
+# ---- the backend
+
+
+class Done(NamedTuple):
+    """A step that was computed at once."""
+
+    value: StepResult
+
+    def result(self) -> StepResult:
+        return self.value
+
+
+class ReferenceProgram:
+    """Runs steps on paged state; the arrays of a result belong to the caller."""
+
+    def __init__(self, graph: Graph, weights: Weights, state: PagedState, limits: Limits) -> None:
+        self._graph = graph
+        self._weights = weights
+        self._state = state
+        self._limits = limits
+        self._logits = np.empty((0, graph.vocab_size), np.float32)
+
+    def run(self, batch: StepBatch) -> StepHandle:
+        done, _ = self._run(batch)
+        return done
+
+    def logits(self) -> F32:
+        return self._logits
+
+    def trace(self, batch: StepBatch) -> list[TraceSpan]:
+        return self._run(batch)[1]
+
+    def _run(self, batch: StepBatch) -> tuple[Done, list[TraceSpan]]:
+        sizes = (len(batch.token_ids), len(batch.logit_rows), len(batch.context_lens))
+        for name, size, most in zip(("tokens", "logit rows", "sequences"), sizes, self._limits[:3], strict=True):
+            if size > most:
+                raise ValueError(f"a step of {size} {name}; the program was compiled for {most}")
+        self._state.copy_blocks(batch)
+        step, spans = Interpreter(self._graph, self._weights, self._state, batch), []
+        with np.errstate(all="ignore"):  # NaN and infinity make rows invalid, not warnings
+            for node in self._graph.nodes:
+                started = time.perf_counter()
+                step.run(node)
+                spans.append(TraceSpan(node.op, node.layer, time.perf_counter() - started, 0.0))
+        (logits,) = (v for v in self._graph.values() if v.kind is Kind.OUTPUT)
+        self._logits = step.values[logits]
+        assert step.result is not None
+        return Done(step.result), spans
+
+
+class ReferenceBackend:
+    name = "reference"
+    fusions = FUSED  # by their expansions
+
+    def pack(self, graph: Graph, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None) -> Weights:
+        """Every tensor that the graph reads, as float32."""
+        formats = {part.name: part.format for value in graph.weights() for part in value.parts}
+        weights, done = {}, 0
+        for name, packed in formats.items():
+            info, data = checkpoint.read(name)
+            values = dequantise(info.source, data.reshape(1, -1) if len(info.shape) == 1 else data, info.shape[-1])
+            weights[name] = meaning.round_bf16(values) if packed == "bf16" else values
+            done += data.nbytes
+            checkpoint.release(name)
+            if progress:
+                progress(done, checkpoint.total_bytes)
+        return weights
+
+    def block_bytes(self, graph: Graph) -> list[int]:
+        return [len(g.layers) * BLOCK_SIZE * g.kv_heads * g.head_dim * 2 * 4 for g in graph.groups]
+
+    def make_state(self, graph: Graph, num_blocks: Sequence[int]) -> PagedState:
+        return PagedState(graph, num_blocks)
+
+    def compile(self, graph: Graph, weights: Weights, state: PagedState, limits: Limits) -> ReferenceProgram:
+        return ReferenceProgram(verify(graph), weights, state, limits)
+
+
+def forward_logits(graph: Graph, weights: Weights, token_ids: Sequence[int] | I32) -> F32:
+    """Logits [n, vocab] at every position of one sequence, recomputed from nothing: the oracle of a request."""
+    n = len(token_ids)
+    rows = np.arange(n, dtype=np.int32)
+    batch = StepBatch(
+        token_ids=np.asarray(token_ids, np.int32),
+        positions=rows,
+        seq_starts=np.array([0, n], np.int32),
+        context_lens=np.array([n], np.int32),
+        block_tables=(),
+        copies=(),
+        logit_rows=rows,
+        sampling=None,  # type: ignore[arg-type]  # no sample node is run
+    )
+    step = Interpreter(graph, weights, WholeSequence(), batch)
+    for node in graph.nodes:
+        if not isinstance(node.attrs, ops.Sample):
+            step.run(node)
+    return next(array for v, array in step.values.items() if v.kind is Kind.OUTPUT)

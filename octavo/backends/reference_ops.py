@@ -1,0 +1,124 @@
+"""The meaning of every base operation, in numpy: float32 values, sums in float64.
+
+n rows, K input and N output features, D head size. Arrays are float32 [rows, cols] unless said; nothing is mutated.
+Rounded values are kept decoded: BF16 as float32, A8 as float64, where int8 x float32 scale is exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.graph.ir import DType
+from octavo.weights.formats import bf16_to_f32, f32_to_bf16
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+Array = NDArray[Any]  # float32, or float64 for decoded A8
+
+LOG2_E = np.float64(1.4426950408889634)
+A8_GROUP = 32
+"""Columns that share a scale (KERNELS 2.3)."""
+
+_ROWS_AT_ONCE = 4096
+"""Weight rows widened to float64 at a time: bounds memory, changes nothing."""
+
+
+def round_bf16(x: F32) -> F32:
+    """Nearest bf16, ties to even, as float32."""
+    return bf16_to_f32(f32_to_bf16(x))
+
+
+def quantise_a8(x: F32) -> tuple[NDArray[np.int8], F32]:
+    """q int8 [n, groups, 32] and scale float32 [n, groups] of x[n, K], zero padded to groups of 32.
+
+    In float32 as the kernels: scale = max|x| / 127, q = rint(x * (127 / max|x|)), ties to even. A group of zeros has
+    scale 0; a group with a NaN or infinity has scale NaN.
+    """
+    n, cols = x.shape
+    padded = np.pad(x, ((0, 0), (0, -cols % A8_GROUP))).reshape(n, -1, A8_GROUP)
+    most = np.abs(padded).max(axis=2)
+    finite = np.isfinite(most)
+    scale = np.where(finite, most / np.float32(127), np.float32(np.nan))
+    inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=finite & (most > 0))
+    q = np.rint(np.where(finite[..., None], padded, np.float32(0)) * inverse[..., None])
+    return q.astype(np.int8), scale
+
+
+def round_to(x: F32, dtype: DType) -> Array:
+    """x as a linear with rounding `dtype` sees it, decoded."""
+    if dtype is DType.F32:
+        return x
+    if dtype is DType.BF16:
+        return round_bf16(x)
+    q, scale = quantise_a8(x)
+    values: F64 = q.astype(np.float64) * scale[..., None].astype(np.float64)
+    return values.reshape(len(x), -1)[:, : x.shape[1]]
+
+
+def rms_norm(x: F32, weight: F32, eps: float) -> F32:
+    """weight [1, K]."""
+    mean = np.square(x.astype(np.float64)).mean(axis=1, keepdims=True)
+    factor = (1 / np.sqrt(mean + eps)).astype(np.float32)
+    return x * factor * weight
+
+
+def linear(x: Array, weights: list[F32], bias: F32 | None, dtype: DType) -> F32:
+    """x[n, K] through stacked weights [N_i, K] -> [n, sum N_i]. With BF16 inputs the weights are bf16 values too."""
+    wide = x.astype(np.float64)
+    columns = []
+    for w in weights:
+        for start in range(0, len(w), _ROWS_AT_ONCE):
+            some = w[start : start + _ROWS_AT_ONCE]
+            some = round_bf16(some) if dtype is DType.BF16 else some
+            columns.append((wide @ some.astype(np.float64).T).astype(np.float32))
+    y: F32 = np.concatenate(columns, axis=1)
+    return y if bias is None else y + bias
+
+
+def rope(x: F32, positions: Array, head_dim: int, inv_freq: tuple[float, ...], neox: bool, scale: float) -> F32:
+    """x[n, heads * D], positions [n]."""
+    heads = x.reshape(len(x), -1, head_dim)
+    half = len(inv_freq)
+    angle = positions.astype(np.float64)[:, None] * np.array(inv_freq)
+    cos = (np.cos(angle) * scale).astype(np.float32)[:, None]
+    sin = (np.sin(angle) * scale).astype(np.float32)[:, None]
+    first, second = (slice(0, half), slice(half, 2 * half)) if neox else (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+    a, b = heads[..., first], heads[..., second]
+    y = heads.copy()
+    y[..., first] = a * cos - b * sin
+    y[..., second] = b * cos + a * sin
+    return y.reshape(x.shape)
+
+
+def attention(q: F32, k: F32, v: F32, start: int, scale: float, dtype: DType) -> F32:
+    """Tokens at positions start.. of one sequence: q[n, heads, D] over k, v [start + n, kv_heads, D] -> [n, heads, D].
+
+    k and v are already rounded to the KV type `dtype`. Probabilities are rounded to it relative to the greatest score
+    of the row; kernels may round them relative to the greatest so far. Their sum is of the unrounded ones.
+    """
+    n, heads, head_dim = q.shape
+    context, kv_heads = k.shape[:2]
+    group = heads // kv_heads
+    scaled = q * np.float32(scale * LOG2_E)
+    scaled = round_bf16(scaled) if dtype is DType.BF16 else scaled
+    visible = np.arange(context) <= start + np.arange(n)[:, None]
+    y = np.empty_like(q)
+    for head in range(heads):
+        keys, values = k[:, head // group].astype(np.float64), v[:, head // group].astype(np.float64)
+        scores = np.where(visible, scaled[:, head].astype(np.float64) @ keys.T, -np.inf)
+        p = np.exp2(scores - scores.max(axis=1, keepdims=True)).astype(np.float32)
+        total = p.sum(axis=1, keepdims=True, dtype=np.float64)
+        p = round_bf16(p) if dtype is DType.BF16 else p
+        y[:, head] = (p.astype(np.float64) @ values / total).astype(np.float32)
+    return y
+
+
+def silu(x: F32) -> F32:
+    wide = x.astype(np.float64)
+    return np.asarray(wide / (1 + np.exp(-wide)), np.float32)
+
+
+ACTIVATIONS = {"silu": silu}
