@@ -1,17 +1,17 @@
 // Elementary functions on 16 lanes, the same operations in the same order at every level. NaN in, NaN out.
 namespace octavo::VEC_NS {
 
-// 2^x for x < 127.5; x below -125 counts as -125. Relative error 3e-6. The integer part comes from adding 1.5 * 2^23 and
+// 2^x for x < 127.5; x below -125 counts as -125. Relative error 2e-7. The integer part comes from adding 1.5 * 2^23 and
 // goes into the exponent by an integer addition, which the floating-point pipes do not see.
 VEC_INLINE f32x16 exp2(f32x16 x) {
   const f32x16 magic = set1(12582912.f);
   x = max(set1(-125.f), x);
   f32x16 shifted = x + magic, f = x - (shifted - magic);  // f in [-0.5, 0.5]
-  f32x16 p = set1(1.3333558e-3f);                         // ln(2)^n / n!, n = 5 .. 0
-  p = fma(p, f, set1(9.6181291e-3f));
-  p = fma(p, f, set1(5.5504109e-2f));
-  p = fma(p, f, set1(2.4022651e-1f));
-  p = fma(p, f, set1(6.9314718e-1f));
+  f32x16 p = set1(1.32647272e-3f);                        // minimax of (2^f - 1) / f, exact at 0
+  p = fma(p, f, set1(9.67151264e-3f));
+  p = fma(p, f, set1(5.55073374e-2f));
+  p = fma(p, f, set1(2.40222421e-1f));
+  p = fma(p, f, set1(6.93146978e-1f));
   p = fma(p, f, set1(1.f));
   return as_f32(as_i32(p) + (as_i32(shifted) << 23));
 }
