@@ -123,12 +123,15 @@ struct RopeArgs {
   const float* cos; const float* sin;  // [T][rot/2], made once per step from the positions
 };
 
+// The V lanes of two tokens 2i, 2i + 1 share words: where both are in the step, the call that has the even one writes
+// both, so that calls may split the rows anywhere. An even token alone clears the lanes of its partner.
 struct KvWriteArgs {
   KvLayer kv;
   const float* k; int64_t ldk;
   const float* v; int64_t ldv;
   const int32_t* positions;  // [T]
   const int32_t* slots;      // [T] block id of the token (its slot is position % 16)
+  int tokens;                // T
 };
 
 // ---------------------------------------------------------------- sampling (native half of sampling/definition.py)
