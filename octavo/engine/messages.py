@@ -8,7 +8,19 @@ from __future__ import annotations
 
 import msgspec
 
+from octavo.config import EngineConfig
 from octavo.request import FinishReason, SamplingParams, TokenLogprobs
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine process is started with, on its standard input."""
+
+    config: EngineConfig
+    commands: str  # address of the socket it receives Command from
+    events: str  # and the one it sends Event to
+    parent_pid: int
+    launched: float  # wall clock, seconds
+    epoch: int
 
 
 class Add(msgspec.Struct, tag="add", frozen=True):
@@ -84,6 +96,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     phases: dict[str, float]  # seconds of start-up by name
     threads: int
     isa: str
+    notices: list[str] = []  # lines for the user, e.g. a context longer than the model was made for
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):

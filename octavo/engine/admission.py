@@ -1,0 +1,41 @@
+"""What a request must satisfy to be served at all. Checked by the client before it sends and by the engine again."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from octavo.engine.messages import Add
+from octavo.request import ParameterError
+
+
+class Bounds(NamedTuple):
+    """Limits of a loaded model."""
+
+    vocab_size: int
+    max_model_len: int
+
+    def check(self, add: Add) -> None:
+        """Raise ParameterError naming the field and the limit."""
+        prompt_len = len(add.prompt_ids)
+        if not prompt_len:
+            raise ParameterError("prompt", "the prompt is empty: it must have at least one token")
+        low, high = min(add.prompt_ids), max(add.prompt_ids)
+        if low < 0 or high >= self.vocab_size:
+            bad = low if low < 0 else high
+            raise ParameterError(
+                "prompt", f"the prompt has token id {bad}; the vocabulary has ids 0 to {self.vocab_size - 1}"
+            )
+        add.params.check_vocabulary(self.vocab_size)
+        max_tokens = add.params.max_tokens
+        least = 1 if max_tokens is None else min(1, max_tokens)
+        if prompt_len + least > self.max_model_len:
+            raise ParameterError(
+                "prompt",
+                f"the prompt has {prompt_len} tokens; prompt and output together may have {self.max_model_len}",
+            )
+        if max_tokens is not None and prompt_len + max_tokens > self.max_model_len:
+            raise ParameterError(
+                "max_tokens",
+                f"max_tokens is {max_tokens} and the prompt has {prompt_len} tokens, together {prompt_len + max_tokens}; "
+                f"at most {self.max_model_len} fit: max_tokens {self.max_model_len - prompt_len} would",
+            )

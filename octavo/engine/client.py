@@ -1,0 +1,211 @@
+"""EngineClient: the API process's side of an engine process, for asyncio.
+
+One message comes in per step and is handed to the streams it concerns; nothing polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator
+
+import msgspec
+import zmq
+
+from octavo.config import EngineConfig
+from octavo.engine.admission import Bounds
+from octavo.engine.messages import Abort, Add, Command, Event, Progress, Ready, Shutdown, Stats, StepOutput
+from octavo.engine.supervisor import EngineProcess
+
+CLOSE_SECONDS = 5.0
+"""An engine that was told to end gets this long: a step, not a drain."""
+
+
+class EngineError(RuntimeError):
+    """The engine could not start. The message is one line for the user."""
+
+
+class EngineDead(RuntimeError):
+    """The engine process has ended with requests open."""
+
+
+class EngineClient:
+    """Belongs to one event loop, that of the first `ready`. `launch` needs none."""
+
+    def __init__(self, process: EngineProcess, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.process = process
+        self.stats = Stats()
+        self.bounds: Bounds | None = None
+        self._context = context
+        self._commands = _bound(context, zmq.PUSH, process.commands)
+        self._events = _bound(context, zmq.PULL, process.events)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+        self._streams: weakref.WeakValueDictionary[str, Stream] = weakref.WeakValueDictionary()
+        self._failed: str | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    @classmethod
+    def launch(cls, config: EngineConfig) -> EngineClient:
+        """Start the engine process and return at once. `config.model` is a path on this machine."""
+        client = cls(EngineProcess(config), zmq.Context())
+        client.process.start()
+        return client
+
+    async def ready(self) -> Ready:
+        """Wait until the model is loaded. Raises EngineError with the engine's message where that failed."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._ready: asyncio.Future[Ready] = self._loop.create_future()
+            self._dead: asyncio.Future[str] = self._loop.create_future()
+            self._loop.add_reader(self._events.fileno(), self._on_events)
+            self._loop.add_reader(self.process.lifeline, self._on_death)
+            self._on_events()  # the descriptor tells of changes only
+        return await asyncio.shield(self._ready)
+
+    @property
+    def alive(self) -> bool:
+        """The process runs and its model is loaded."""
+        return self.bounds is not None and not self._dead.done()
+
+    async def wait_dead(self) -> str:
+        """Until the engine has ended; how. After `ready` was called."""
+        return await asyncio.shield(self._dead)
+
+    def submit(self, add: Add) -> Stream:
+        """Queue a request; iterate over the Progress of all of its choices.
+
+        Raises ParameterError where it can never be served, EngineDead where no engine runs. Leaving the iteration
+        early aborts what is left.
+        """
+        if self.bounds is None or self._dead.done():
+            raise EngineDead(self._dead.result() if self.bounds else "the engine is not ready")
+        self.bounds.check(add)
+        if add.id in self._streams:
+            raise ValueError(f"request id {add.id} is in use")
+        stream = Stream(self, add.id, add.params.n)
+        self._streams[add.id] = stream
+        self._send(add)
+        return stream
+
+    def abort(self, id: str, choice: int = -1) -> None:
+        """End a request or one choice. Its last Progress has finish reason ABORT, unless it ended before."""
+        if id in self._streams:
+            self._send(Abort(id, choice))
+
+    async def close(self) -> None:
+        """End the engine, at once for open requests. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        loop = asyncio.get_running_loop()
+        if self.process.alive:
+            self._send(Shutdown())
+        if self._loop is not None:
+            loop.remove_reader(self._events.fileno())
+            loop.remove_reader(self.process.lifeline)
+        await loop.run_in_executor(None, self.process.stop, CLOSE_SECONDS)
+        if self._loop is not None and not self._dead.done():
+            self._end("the engine was closed")
+        self._context.destroy(linger=0)
+
+    def _send(self, command: Command) -> None:
+        self._commands.send(self._encoder.encode(command), zmq.NOBLOCK)
+
+    def _on_events(self) -> None:
+        while True:  # to the end: the descriptor fires once per change
+            try:
+                event = self._decoder.decode(self._events.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            if isinstance(event, StepOutput):
+                self.stats = event.stats
+                for progress in event.progress:
+                    stream = self._streams.get(progress.id)
+                    if stream is not None:
+                        stream._push(progress)
+            elif isinstance(event, Ready):
+                self.bounds = Bounds(event.vocab_size, event.max_model_len)
+                if not self._ready.done():
+                    self._ready.set_result(event)
+            else:
+                self._failed = event.message
+
+    def _on_death(self) -> None:
+        assert self._loop is not None
+        self._loop.remove_reader(self.process.lifeline)
+        self._on_events()  # what it sent before it ended
+        self._end(self._failed or self.process.how_it_ended())
+
+    def _end(self, reason: str) -> None:
+        self._dead.set_result(reason)
+        if not self._ready.done():
+            self._ready.set_exception(EngineError(reason))
+        for stream in list(self._streams.values()):
+            stream._fail(reason)
+
+    def _leave(self, id: str) -> None:
+        self._streams.pop(id, None)
+        if not self._closed and not self._dead.done():
+            self._send(Abort(id))
+
+
+class Stream(AsyncIterator[Progress]):
+    """Progress of one request in order, until every choice has finished. One reader."""
+
+    def __init__(self, client: EngineClient, id: str, num_choices: int) -> None:
+        self.id = id
+        self._client = client
+        self._open = num_choices
+        self._items: deque[Progress] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._reason: str | None = None
+
+    async def __anext__(self) -> Progress:
+        while not self._items:
+            if self._reason is not None:
+                raise EngineDead(self._reason)
+            if self._open == 0:
+                raise StopAsyncIteration
+            assert self._client._loop is not None
+            self._waiter = self._client._loop.create_future()
+            await self._waiter
+        return self._items.popleft()
+
+    async def aclose(self) -> None:
+        """Abort what is left. Done by itself when the stream is dropped."""
+        self._leave()
+
+    def __del__(self) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        self._items.clear()
+        if self._open > 0 and self._reason is None:
+            self._open = 0
+            self._client._leave(self.id)
+
+    def _push(self, progress: Progress) -> None:
+        self._items.append(progress)
+        if progress.finish_reason is not None:
+            self._open -= 1
+            if self._open == 0:
+                self._client._streams.pop(self.id, None)
+        self._wake()
+
+    def _fail(self, reason: str) -> None:
+        self._reason = reason
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _bound(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = context.socket(kind)
+    socket.set_hwm(0)
+    socket.bind(address)
+    return socket

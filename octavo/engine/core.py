@@ -1,0 +1,99 @@
+"""Engine: one model, its cache and its scheduler, run step by step. The loop of the serving engine is `step`."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from octavo.config import EngineConfig
+from octavo.engine.load import Report, load
+from octavo.engine.messages import Abort, Add, Progress, Stats, StepOutput
+from octavo.request import FinishReason, ParameterError, Request
+from octavo.sched.scheduler import Scheduler, Update
+
+
+class Engine:
+    """Not thread-safe. `add` and `abort` may be called between steps."""
+
+    def __init__(self, config: EngineConfig, report: Report | None = None, epoch: int = 1) -> None:
+        """Load the model. report(phase, done, total) is told how far. epoch: names this life in what is sent.
+
+        Raises CheckpointError, GraphError or ConfigError with one line for the user.
+        """
+        self.config = config
+        self.loaded = load(config, report)
+        self.bounds = self.loaded.bounds
+        self._epoch = epoch
+        self._program = self.loaded.program
+        self._batches = self.loaded.batches
+        self._scheduler: Scheduler = self.loaded.scheduler
+        self._ended: list[Progress] = []  # of requests that ended outside of a step
+        self._steps = 0
+        self._step_seconds = 0.0
+
+    def add(self, add: Add) -> None:
+        """Queue the choices of a request. Raises ParameterError where it can never be served."""
+        self.bounds.check(add)
+        if self._scheduler.is_live(add.id):
+            raise ParameterError("id", f"a request with the id {add.id} is being served")
+        now = time.monotonic()
+        params = add.params
+        for choice in range(add.params.n):
+            self._scheduler.add(
+                Request(
+                    add.id, choice, add.prompt_ids, params, add.seed, self.loaded.eos_ids, add.priority, arrival=now
+                )
+            )
+            params = msgspec.structs.replace(add.params, prompt_logprobs=None)  # the prompt is scored once
+
+    def abort(self, abort: Abort) -> None:
+        """End a request or one choice of it; its blocks are free at once. Unknown ids have ended already."""
+        for request in self._scheduler.abort(abort.id, abort.choice):
+            self._ended.append(_progress(Update(request, [], [])))
+
+    def fail(self, add: Add, error: ParameterError) -> None:
+        """Tell the client that `add` was refused."""
+        for choice in range(add.params.n):
+            self._ended.append(
+                Progress(
+                    add.id, choice, 0, [], [], 0, finish_reason=FinishReason.ERROR, error=f"{error.param}: {error}"
+                )
+            )
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._ended) or self._scheduler.has_work
+
+    def step(self) -> StepOutput | None:
+        """Compute one step. None when there was nothing to do or to tell."""
+        started = time.perf_counter()
+        ended, self._ended = self._ended, []
+        step = self._scheduler.schedule()
+        if step is None:
+            return StepOutput(self._epoch, ended, self.stats()) if ended else None
+        result = self._program.run(self._batches.build(step)).result()
+        updates = self._scheduler.commit(step, result)
+        self._steps += 1
+        self._step_seconds += time.perf_counter() - started
+        return StepOutput(self._epoch, ended + [_progress(u) for u in updates], self.stats())
+
+    def stats(self) -> Stats:
+        return Stats(steps=self._steps, step_seconds=self._step_seconds, **self._scheduler.stats())
+
+
+def _progress(update: Update) -> Progress:
+    request = update.request
+    index = len(request.output_ids) - len(update.token_ids)
+    first = index == 0 and (bool(update.token_ids) or request.finish_reason is not None)
+    return Progress(
+        request.id,
+        request.choice,
+        index,
+        update.token_ids,
+        update.logprobs,
+        request.num_cached,
+        request.finish_reason,
+        request.prompt_logprobs if first else [],
+        update.error,
+    )

@@ -1,0 +1,166 @@
+"""From a config to everything a step needs: checkpoint, graph, packed weights, KV cache, program, scheduler."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.backends.base import Backend, Limits, Program
+from octavo.cache.kv import KvCache
+from octavo.config import EngineConfig
+from octavo.engine.admission import Bounds
+from octavo.engine.memory import KvSize, free_memory, size_kv
+from octavo.engine.messages import Ready
+from octavo.graph.ir import DType, Graph
+from octavo.graph.rounding import round_inputs
+from octavo.models import build_graph
+from octavo.sched.batch import BatchBuilder
+from octavo.sched.scheduler import Scheduler
+from octavo.weights.checkpoint import open_checkpoint
+from octavo.weights.spec import Checkpoint, act_of
+
+MIN_LOGIT_ROWS = 64
+"""Logit rows of a step, at least: how many prompt positions are scored at once. 64 rows of 128k float32: 34 MB."""
+
+Report = Callable[[str, int, int], None]
+"""(phase, done, total)"""
+
+
+@dataclass
+class Loaded:
+    """A model ready to serve, and how long each phase of loading took."""
+
+    checkpoint: Checkpoint
+    graph: Graph
+    backend: Backend
+    weights: Any
+    kv: KvSize
+    limits: Limits
+    bounds: Bounds
+    program: Program
+    cache: KvCache
+    scheduler: Scheduler
+    batches: BatchBuilder
+    eos_ids: frozenset[int]
+    phases: dict[str, float]
+    notices: list[str]
+
+    def ready(self, epoch: int, python_seconds: float) -> Ready:
+        """python_seconds: from the launch of the process to the start of loading."""
+        return Ready(
+            epoch=epoch,
+            vocab_size=self.bounds.vocab_size,
+            max_model_len=self.bounds.max_model_len,
+            num_kv_blocks=min(self.kv.num_blocks),
+            kv_bytes=self.kv.total_bytes,
+            phases={"python": python_seconds, **self.phases},
+            threads=getattr(self.backend, "num_threads", 1),
+            isa=getattr(self.backend, "isa", self.backend.name),
+            notices=[self.kv.describe(self.bounds.max_model_len), *self.notices],
+        )
+
+
+def load(config: EngineConfig, report: Report | None = None) -> Loaded:
+    """`config.model` names files on this machine (`weights.locate` finds or fetches them).
+
+    Raises CheckpointError, GraphError or ConfigError with one line for the user.
+    """
+    phases: dict[str, float] = {}
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        if report:
+            report(name, 0, 0)
+        yield
+        phases[name] = time.perf_counter() - started
+
+    with phase("backend"):
+        backend = _backend(config)
+    with phase("open"):
+        checkpoint = open_checkpoint(Path(config.model))
+    with phase("graph"):
+        graph = build_graph(checkpoint, config.activations)
+        graph = round_inputs(graph, lambda packed: DType(act_of(packed, config.activations)))
+        notices, max_model_len = _max_model_len(config, graph)
+    with phase("pack"):
+        weights = backend.pack(graph, checkpoint, (lambda done, total: report("pack", done, total)) if report else None)
+    with phase("kv"):
+        kv = size_kv(
+            backend.block_bytes(graph),
+            max_model_len=max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            wanted_bytes=config.kv_cache_memory,
+            free_bytes=free_memory(),
+        )
+        state = backend.make_state(graph, kv.num_blocks)
+    limits = Limits(
+        max_tokens=config.max_num_batched_tokens,
+        max_rows=max(config.max_num_seqs, min(MIN_LOGIT_ROWS, config.max_num_batched_tokens)),
+        max_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+    )
+    with phase("compile"):
+        program = backend.compile(graph, weights, state, limits)
+    # A nonce: hits never leave this process. A digest of weights and numerics takes its place when blocks outlive it.
+    cache = KvCache(kv.num_blocks, seed=os.urandom(16), enabled=config.prefix_caching)
+    return Loaded(
+        checkpoint=checkpoint,
+        graph=graph,
+        backend=backend,
+        weights=weights,
+        kv=kv,
+        limits=limits,
+        bounds=Bounds(graph.vocab_size, max_model_len),
+        program=program,
+        cache=cache,
+        scheduler=Scheduler(cache, limits),
+        batches=BatchBuilder(limits, len(graph.groups)),
+        eos_ids=eos_ids(checkpoint),
+        phases=phases,
+        notices=notices,
+    )
+
+
+def eos_ids(checkpoint: Checkpoint) -> frozenset[int]:
+    """End tokens: those of generation_config.json and of config.json, each a number or a list."""
+    found: set[int] = set()
+    for source in (checkpoint.generation, checkpoint.config):
+        value = source.get("eos_token_id")
+        if value is not None:
+            found.update(value if isinstance(value, list) else [value])
+    return frozenset(found)
+
+
+def _backend(config: EngineConfig) -> Backend:
+    if config.backend == "reference":
+        from octavo.backends.reference import ReferenceBackend
+
+        return ReferenceBackend(activations=config.activations)
+    from octavo.backends.cpu import CpuBackend
+
+    return CpuBackend(
+        isa=config.isa,
+        num_threads=config.num_threads,
+        activations=config.activations,
+        fuse=config.fuse,
+        reuse=config.reuse,
+        poison=config.poison,
+    )
+
+
+def _max_model_len(config: EngineConfig, graph: Graph) -> tuple[list[str], int]:
+    wanted = config.max_model_len
+    if wanted is None or wanted == graph.max_positions:
+        return [], graph.max_positions
+    if wanted > graph.max_positions:
+        return [
+            f"max_model_len is {wanted}, but the model was made for {graph.max_positions} positions: "
+            "expect poor text beyond them"
+        ], wanted
+    return [], wanted

@@ -1,0 +1,131 @@
+"""Memory that is really free, and the size of the KV cache that follows from it.
+
+A container may have far less than the machine: the smallest of MemAvailable and of what every cgroup above this
+process leaves counts (Linux kernel documentation: cgroup-v2.rst "memory.max", cgroup-v1/memory.rst).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from octavo.backends.base import BLOCK_SIZE
+from octavo.config import ConfigError
+
+KV_SHARE = 0.8
+"""Of the memory free after loading, the most the KV cache takes by default; the rest is for others on the machine."""
+
+
+class KvSize(NamedTuple):
+    """Blocks per KV group and the bytes of all groups together."""
+
+    num_blocks: list[int]
+    total_bytes: int
+    block_bytes: int  # of one block in every group
+
+    @property
+    def num_tokens(self) -> int:
+        return min(self.num_blocks) * BLOCK_SIZE
+
+    def describe(self, max_model_len: int) -> str:
+        """The line printed at start."""
+        blocks = min(self.num_blocks)
+        return (
+            f"KV cache {format_bytes(self.total_bytes)}: {blocks} blocks of {BLOCK_SIZE} tokens, "
+            f"{blocks / blocks_of(max_model_len):.1f} sequences of {max_model_len} tokens at once"
+        )
+
+
+def size_kv(
+    block_bytes: Sequence[int], *, max_model_len: int, max_num_seqs: int, wanted_bytes: int | None, free_bytes: int
+) -> KvSize:
+    """Divide the budget over the KV groups: each sequence takes one block of each group per 16 tokens.
+
+    block_bytes: of one block, per group. wanted_bytes: None takes the smaller of KV_SHARE of free_bytes and what
+    max_num_seqs sequences of max_model_len tokens could ever use.
+    Raises ConfigError with the values that would work where not even one sequence fits.
+    """
+    each = sum(block_bytes)
+    most = max_num_seqs * blocks_of(max_model_len)
+    if wanted_bytes is None:
+        budget = min(int(KV_SHARE * free_bytes), most * each)
+        source = f"{KV_SHARE:.0%} of the {format_bytes(free_bytes)} of free memory is {format_bytes(budget)}"
+    else:
+        budget = wanted_bytes
+        source = f"kv_cache_memory is {format_bytes(budget)}"
+        if budget > free_bytes:
+            raise ConfigError(
+                f"kv_cache_memory is {format_bytes(budget)}, but {format_bytes(free_bytes)} of memory are free: "
+                f"kv_cache_memory={int(KV_SHARE * free_bytes)} would work"
+            )
+    blocks = budget // each
+    needed = blocks_of(max_model_len)
+    if blocks < needed:
+        fits = blocks * BLOCK_SIZE
+        advice = f"max_model_len={fits} fits, or " if fits else ""
+        raise ConfigError(
+            f"the KV cache cannot hold one sequence of max_model_len={max_model_len} tokens, which takes "
+            f"{format_bytes(needed * each)}: {source}. {advice}kv_cache_memory={needed * each} would work"
+            + ("" if needed * each <= free_bytes else " on a machine with that much free memory")
+        )
+    return KvSize([blocks] * len(block_bytes), blocks * each, each)
+
+
+def blocks_of(num_tokens: int) -> int:
+    """Blocks that hold so many tokens."""
+    return -(-num_tokens // BLOCK_SIZE)
+
+
+def format_bytes(n: int) -> str:
+    """'1.50 GiB', for messages."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if n >= size:
+            return f"{n / size:.2f} {unit}"
+    return f"{n} B"
+
+
+def free_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes this process may still take before the kernel or its cgroups stop it."""
+    free = [_mem_available(proc / "meminfo")]
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            free += _headroom(cgroup, path, "memory.max", "memory.current", "inactive_file")
+            free += _headroom(cgroup / "unified", path, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            free += _headroom(
+                cgroup / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            )
+    return max(0, min(free))
+
+
+def _mem_available(path: Path) -> int:
+    for line in path.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ConfigError(f"{path} has no MemAvailable line: name kv_cache_memory")
+
+
+def _headroom(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> list[int]:
+    """Limit - usage + droppable page cache of a cgroup and of each of its ancestors that has a limit.
+
+    Inside a container the path may be the host's and not exist below `root`; the root then stands for the own group.
+    """
+    parts = [p for p in path.split("/") if p not in ("", "..")]
+    found = []
+    for depth in range(len(parts), -1, -1):
+        group = root.joinpath(*parts[:depth])
+        try:
+            bound = (group / limit).read_text().strip()
+            used = int((group / usage).read_text())
+            stat = dict(s.split(" ", 1) for s in (group / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        if bound != "max" and int(bound) < 2**60:  # v1 spells "no limit" as a huge number
+            found.append(int(bound) - used + int(stat.get(reclaimable, 0)))
+    return found

@@ -1,0 +1,121 @@
+"""The engine's process: commands in, steps, events out. Started by `supervisor`, never by hand.
+
+It blocks on its socket when there is nothing to compute, and ends when its parent has gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+
+import msgspec
+import zmq
+
+from octavo.config import ConfigError
+from octavo.engine.core import Engine
+from octavo.engine.messages import Abort, Add, Command, Failed, Launch, Ready, Shutdown, StepOutput
+from octavo.graph.verify import GraphError
+from octavo.request import ParameterError
+from octavo.weights.spec import CheckpointError
+
+IDLE_MS = 1000
+"""Between two looks whether the parent lives, and two Stats, when idle."""
+
+
+class Channel:
+    """The two sockets of an engine process."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._context = zmq.Context()
+        self._commands = self._context.socket(zmq.PULL)
+        self._events = self._context.socket(zmq.PUSH)
+        for socket, address in ((self._commands, launch.commands), (self._events, launch.events)):
+            socket.set_hwm(0)
+            socket.setsockopt(zmq.LINGER, 1000)
+            socket.connect(address)
+        self._decoder = msgspec.msgpack.Decoder(Command)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, event: StepOutput | Ready | Failed) -> None:
+        self._events.send(self._encoder.encode(event), zmq.NOBLOCK)
+
+    def wait(self, milliseconds: int) -> None:
+        """Until a command is there."""
+        self._commands.poll(milliseconds)
+
+    def receive(self) -> Command | None:
+        """The next command that is there already."""
+        try:
+            return self._decoder.decode(self._commands.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return None
+
+    def close(self) -> None:
+        """Sends what is left, for a second at most."""
+        self._commands.close()
+        self._events.close()
+        self._context.term()
+
+
+def serve(engine: Engine, channel: Channel, launch: Launch) -> None:
+    """Run until Shutdown or until the parent has gone."""
+    looked = 0.0
+    while True:
+        if not engine.has_work:
+            channel.wait(IDLE_MS)
+        while (command := channel.receive()) is not None:
+            if isinstance(command, Shutdown):
+                return
+            _apply(engine, command)
+        output = engine.step()
+        if output is not None:
+            channel.send(output)
+        if output is None or time.monotonic() > looked + 1:
+            looked = time.monotonic()
+            if os.getppid() != launch.parent_pid:
+                shutil.rmtree(os.path.dirname(launch.commands.removeprefix("ipc://")), ignore_errors=True)
+                return
+            if output is None:
+                channel.send(StepOutput(launch.epoch, [], engine.stats()))
+
+
+def _apply(engine: Engine, command: Add | Abort) -> None:
+    if isinstance(command, Abort):
+        engine.abort(command)
+        return
+    try:
+        engine.add(command)
+    except ParameterError as e:
+        engine.fail(command, e)
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the parent decides when to end
+        signal.signal(number, signal.SIG_IGN)
+    launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)
+    python_seconds = time.time() - launch.launched
+    channel = Channel(launch)
+    try:
+        engine = Engine(launch.config, epoch=launch.epoch)
+        gc.freeze()  # what is loaded stays: never walk over it again
+        channel.send(engine.loaded.ready(launch.epoch, python_seconds))
+        serve(engine, channel, launch)
+    except (ConfigError, GraphError, CheckpointError) as e:
+        channel.send(Failed(str(e)))
+        return 1
+    except Exception as e:
+        traceback.print_exc()
+        channel.send(Failed(f"{type(e).__name__}: {e}"))
+        return 1
+    finally:
+        channel.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+"""LLM: the offline class, the same engine in this process. Names follow vLLM's offline API."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from octavo.config import EngineConfig
+from octavo.engine.core import Engine
+from octavo.engine.messages import Abort, Add, Progress
+from octavo.request import ParameterError, SamplingParams, TokenLogprobs
+from octavo.text.chat import encode_chat
+from octavo.text.output import ChoiceOutput
+from octavo.text.tokenizer import Tokenizer, load_tokenizer
+from octavo.weights.locate import locate
+
+Prompt = str | Mapping[str, Any]
+"""Text, {"prompt": text} or {"prompt_token_ids": [...]}."""
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Logprob:
+    logprob: float  # natural logarithm, of the model's own distribution
+    rank: int  # 1: most likely
+    decoded_token: str
+
+
+Logprobs = dict[int, Logprob]
+
+
+@dataclass
+class CompletionOutput:
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None  # where logprobs were asked for
+    logprobs: list[Logprobs] | None = None  # per token: itself and the best alternatives
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    error: str | None = None  # why, where finish_reason is "error"
+
+
+@dataclass
+class RequestOutput:
+    request_id: str
+    prompt: str | None  # None where token ids were given
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[Logprobs | None] | None  # per prompt token; nothing predicts the first
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+class LLM:
+    """A model in this process.
+
+    ``LLM("demo").generate(["Hello"], SamplingParams(max_tokens=32))``. The keyword options are the fields of
+    `config.EngineConfig`. Not thread-safe.
+    """
+
+    def __init__(self, model: str = "demo", **options: Any) -> None:
+        """Raises CheckpointError, ConfigError or GraphError with one line naming the cause."""
+        path = locate(model)
+        self.config = EngineConfig(model=str(path), **options)
+        self._tokenizer = load_tokenizer(path)
+        self.engine = Engine(self.config)
+        for notice in self.engine.loaded.notices:
+            print(f"octavo: {notice}", file=sys.stderr)
+        self._random = random.Random(self.config.seed)
+        self._count = 0
+        self._pieces: dict[int, str] = {}
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue each prompt; the results are in the order of the prompts. use_tqdm: a progress bar on a terminal.
+
+        Raises ParameterError before anything is computed where one of the requests cannot be served.
+        """
+        if isinstance(prompts, str | Mapping):
+            prompts = [prompts]
+        texts, ids = zip(*map(self._encode, prompts), strict=True) if prompts else ((), ())
+        return self._run(list(texts), list(ids), sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of a list of conversations, through the model's chat template."""
+        conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        ids = [
+            encode_chat(
+                self._tokenizer, list(c), add_generation_prompt=add_generation_prompt, **(chat_template_kwargs or {})
+            )
+            for c in conversations
+        ]
+        return self._run(
+            [self._tokenizer.decode(i, skip_special_tokens=False) for i in ids], ids, sampling_params, use_tqdm
+        )
+
+    def close(self) -> None:
+        """Release threads and memory. The object is of no use afterwards."""
+        del self.engine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self._tokenizer.encode(prompt)
+        if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt_token_ids"), Sequence):
+            return prompt.get("prompt"), [int(i) for i in prompt["prompt_token_ids"]]
+        if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str):
+            return prompt["prompt"], self._tokenizer.encode(prompt["prompt"])
+        raise ParameterError("prompt", f'a prompt is text or {{"prompt_token_ids": [...]}}, got {prompt!r:.80}')
+
+    def _run(
+        self,
+        texts: list[str | None],
+        ids: list[list[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        show: bool,
+    ) -> list[RequestOutput]:
+        params = _each(sampling_params, len(ids))
+        adds = [self._add(i, p) for i, p in zip(ids, params, strict=True)]
+        for add in adds:
+            self.engine.bounds.check(add)
+        results = {
+            add.id: _Result(self._tokenizer, add, text, self._piece) for add, text in zip(adds, texts, strict=True)
+        }
+        open_requests = len(results)
+        try:
+            for add in adds:
+                self.engine.add(add)
+            with _progress_bar(open_requests, show) as advance:
+                while open_requests:
+                    output = self.engine.step()
+                    assert output is not None, "requests are open and nothing is to do"
+                    for progress in output.progress:
+                        result = results.get(progress.id)
+                        if result is None or not result.open:
+                            continue
+                        if result.push(progress):
+                            self.engine.abort(Abort(progress.id, progress.choice))
+                        if not result.open:
+                            open_requests -= 1
+                            advance()
+        except BaseException:
+            for add in adds:
+                self.engine.abort(Abort(add.id))
+            raise
+        return [r.output for r in results.values()]
+
+    def _add(self, ids: list[int], params: SamplingParams) -> Add:
+        self._count += 1
+        seed = params.seed if params.seed is not None else self._random.getrandbits(63)
+        return Add(str(self._count), ids, params, seed)
+
+    def _piece(self, token: int) -> str:
+        if token not in self._pieces:
+            self._pieces[token] = self._tokenizer.decode([token], skip_special_tokens=False)
+        return self._pieces[token]
+
+
+class _Result:
+    """A RequestOutput as it fills."""
+
+    def __init__(self, tokenizer: Tokenizer, add: Add, text: str | None, piece: Callable[[int], str]) -> None:
+        n = add.params.n
+        self.output = RequestOutput(add.id, text, add.prompt_ids, None, [CompletionOutput(i) for i in range(n)])
+        self.open = n
+        self._params = add.params
+        self._piece = piece
+        self._choices = [ChoiceOutput(tokenizer, add.params) for _ in range(n)]
+        if add.params.prompt_logprobs is not None:
+            self.output.prompt_logprobs = [None]
+        if add.params.logprobs is not None:
+            for out in self.output.outputs:
+                out.logprobs, out.cumulative_logprob = [], 0.0
+
+    def push(self, progress: Progress) -> bool:
+        """True: a stop string ended the choice, the engine does not know yet."""
+        choice = self._choices[progress.choice]
+        if choice.finish_reason is not None:
+            return False
+        if progress.choice == 0:
+            self.output.num_cached_tokens = progress.num_cached
+            if self.output.prompt_logprobs is not None:
+                self.output.prompt_logprobs += map(self._logprobs, progress.prompt_logprobs)
+        delta = choice.push(progress)
+        out = self.output.outputs[progress.choice]
+        out.text += delta.text
+        out.token_ids += delta.token_ids
+        if out.logprobs is not None and out.cumulative_logprob is not None:
+            out.logprobs += map(self._logprobs, delta.logprobs)
+            out.cumulative_logprob += sum(t.logprob for t in delta.logprobs)
+        if delta.finish_reason is None:
+            return False
+        out.finish_reason, out.stop_reason, out.error = str(delta.finish_reason), delta.stop_reason, delta.error
+        self.open -= 1
+        return progress.finish_reason is None
+
+    def _logprobs(self, scored: TokenLogprobs) -> Logprobs:
+        found = {scored.token_id: Logprob(scored.logprob, scored.rank, self._piece(scored.token_id))}
+        for rank, (token, logprob) in enumerate(zip(scored.top_ids, scored.top_logprobs, strict=True), 1):
+            found.setdefault(token, Logprob(logprob, rank, self._piece(token)))
+        return found
+
+
+def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ParameterError(
+            "sampling_params", f"{count} prompts and {len(params)} sampling_params: give one, or one each"
+        )
+    return list(params)
+
+
+@contextmanager
+def _progress_bar(total: int, show: bool) -> Iterator[Callable[[], None]]:
+    if not show or total < 2 or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("requests", total=total)
+        yield lambda: bar.advance(task)

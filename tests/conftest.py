@@ -1,0 +1,36 @@
+"""Paths that tests share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # `pytest` alone does not know the tree it runs in
+
+from tests.options import pytest_addoption, pytest_collection_modifyitems, pytest_configure  # noqa: E402
+
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
+
+
+@pytest.fixture(scope="session")
+def fixtures(request: pytest.FixtureRequest) -> Path:
+    """The folder named by --fixtures."""
+    path: Path = request.config.getoption("fixtures")
+    return path.resolve()
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The small fixtures that are part of the repository."""
+    return ROOT / "tests" / "data"
+
+
+@pytest.fixture(scope="session")
+def demo() -> Path:
+    """The demo model's file, fetched once per machine."""
+    from octavo.weights.locate import locate
+
+    return locate("demo")

@@ -1,0 +1,116 @@
+"""Free memory as cgroups allow it, and the KV size that follows. VmHWM of a whole run is in test_engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from octavo.config import ConfigError
+from octavo.engine.memory import format_bytes, free_memory, size_kv
+
+GIB = 2**30
+
+
+def machine(tmp_path: Path, cgroup_lines: str, files: dict[str, str]) -> tuple[Path, Path]:
+    proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n")
+    (proc / "self" / "cgroup").write_text(cgroup_lines)
+    for name, text in files.items():
+        path = cgroup / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return proc, cgroup
+
+
+def v2(group: str, limit: str, usage: int, inactive: int) -> dict[str, str]:
+    return {
+        f"{group}/memory.max": f"{limit}\n",
+        f"{group}/memory.current": f"{usage}\n",
+        f"{group}/memory.stat": f"anon 1\ninactive_file {inactive}\n",
+    }
+
+
+def v1(group: str, limit: int, usage: int, inactive: int) -> dict[str, str]:
+    return {
+        f"memory/{group}/memory.limit_in_bytes": f"{limit}\n",
+        f"memory/{group}/memory.usage_in_bytes": f"{usage}\n",
+        f"memory/{group}/memory.stat": f"cache 1\ntotal_inactive_file {inactive}\n",
+    }
+
+
+def test_without_limits_the_machine_decides(tmp_path: Path) -> None:
+    proc, cgroup = machine(tmp_path, "0::/a/b\n", v2("a", "max", 10, 0))
+    assert free_memory(proc, cgroup) == 8 * GIB
+
+
+def test_v2_every_ancestor_counts(tmp_path: Path) -> None:
+    files = {**v2("a", str(3 * GIB), 2 * GIB, GIB // 2), **v2("a/b", str(4 * GIB), GIB, 0)}
+    proc, cgroup = machine(tmp_path, "0::/a/b\n", files)
+    assert free_memory(proc, cgroup) == 3 * GIB // 2  # of a: 3 - 2 + 0.5
+
+
+def test_v1_and_unlimited_spelling(tmp_path: Path) -> None:
+    files = {**v1("x/y", 2 * GIB, GIB, GIB // 4), **v1("x", 2**63 - 4096, 0, 0)}
+    proc, cgroup = machine(tmp_path, "9:name=systemd:/\n4:memory:/x/y\n0::/\n", files)
+    assert free_memory(proc, cgroup) == 5 * GIB // 4
+
+
+def test_container_that_sees_the_hosts_path(tmp_path: Path) -> None:
+    proc, cgroup = machine(tmp_path, "0::/docker/0123\n", v2(".", str(GIB), GIB // 2, 0))
+    assert free_memory(proc, cgroup) == GIB // 2
+
+
+def test_over_the_limit_is_nothing_free(tmp_path: Path) -> None:
+    proc, cgroup = machine(tmp_path, "0::/a\n", v2("a", str(GIB), 2 * GIB, 0))
+    assert free_memory(proc, cgroup) == 0
+
+
+def test_real_machine() -> None:
+    assert free_memory() > 2**20
+
+
+def size(wanted: int | None = None, free: int = GIB, *, length: int = 1024, seqs: int = 4, block: int = 16384) -> int:
+    kv = size_kv([block], max_model_len=length, max_num_seqs=seqs, wanted_bytes=wanted, free_bytes=free)
+    assert kv.total_bytes == kv.num_blocks[0] * block
+    return kv.num_blocks[0]
+
+
+def test_default_is_what_could_be_used() -> None:
+    assert size() == 4 * 64
+    assert size(free=100 * 16384) == 80  # 0.8 of what is free
+
+
+def test_wanted_bytes_are_kept_to_the_block() -> None:
+    assert size(wanted=100 * 16384 + 5) == 100
+
+
+def test_too_small_names_what_would_work() -> None:
+    with pytest.raises(
+        ConfigError, match=r"max_model_len=1024 .* max_model_len=80 fits, or kv_cache_memory=1048576 would work"
+    ):
+        size(wanted=5 * 16384)
+    assert size(wanted=1048576) == 64
+    assert size(wanted=5 * 16384, length=80) == 5
+
+
+def test_more_than_is_free_names_what_would_work() -> None:
+    with pytest.raises(ConfigError, match=r"1\.00 GiB of memory are free: kv_cache_memory=858993459 would work"):
+        size(wanted=2 * GIB)
+
+
+def test_groups_share_the_budget() -> None:
+    kv = size_kv([1000, 3000], max_model_len=160, max_num_seqs=2, wanted_bytes=40_000, free_bytes=GIB)
+    assert kv.num_blocks == [10, 10]
+    assert kv.num_tokens == 160
+    assert "1.0 sequences of 160 tokens" in kv.describe(160)
+
+
+def test_units() -> None:
+    assert [format_bytes(n) for n in (12, 2048, 3 * 2**20, 5 * GIB // 2)] == [
+        "12 B",
+        "2.00 KiB",
+        "3.00 MiB",
+        "2.50 GiB",
+    ]
