@@ -104,7 +104,8 @@ class Interpreter:
             return array
         if v.kind is Kind.WEIGHT:
             return np.concatenate([self.weights[p.name] for p in v.parts], axis=1 if v.rows.coef == 1 else 0)
-        return self.values[v.root][:, v.start : v.start + v.cols]
+        view: NDArray[Any] = self.values[v.root][:, v.start : v.start + v.cols]
+        return view
 
     def run(self, node: Node) -> None:
         """Compute one node; a fused one by its expansion."""
@@ -117,7 +118,8 @@ class Interpreter:
 
 def _embed(run: Interpreter, node: Node, _: ops.Embed) -> F32:
     (part,) = node.ins[1].parts
-    return run.weights[part.name][run.get(node.ins[0])]
+    y: F32 = run.weights[part.name][run.get(node.ins[0])]
+    return y
 
 
 def _rms_norm(run: Interpreter, node: Node, a: ops.RmsNorm) -> F32:
@@ -163,15 +165,21 @@ def _attention(run: Interpreter, node: Node, a: ops.Attention) -> F32:
 
 
 def _act_mul(run: Interpreter, node: Node, a: ops.ActMul) -> F32:
-    return meaning.ACTIVATIONS[a.act](run.get(node.ins[0])) * run.get(node.ins[1])
+    gate, up = map(run.get, node.ins)
+    y: F32 = meaning.ACTIVATIONS[a.act](gate) * up
+    return y
 
 
 def _add(run: Interpreter, node: Node, _: ops.Add) -> F32:
-    return run.get(node.ins[0]) + run.get(node.ins[1])
+    a, b = map(run.get, node.ins)
+    y: F32 = a + b
+    return y
 
 
 def _gather_rows(run: Interpreter, node: Node, _: ops.GatherRows) -> F32:
-    return run.get(node.ins[0])[run.get(node.ins[1])]
+    x, rows = map(run.get, node.ins)
+    y: F32 = x[rows]
+    return y
 
 
 def _sample(run: Interpreter, node: Node, _: ops.Sample) -> None:

@@ -55,13 +55,14 @@ def round_to(x: F32, dtype: DType) -> Array:
         return round_bf16(x)
     q, scale = quantise_a8(x)
     values: F64 = q.astype(np.float64) * scale[..., None].astype(np.float64)
-    return values.reshape(len(x), -1)[:, : x.shape[1]]
+    decoded: Array = values.reshape(len(x), -1)[:, : x.shape[1]]
+    return decoded
 
 
 def rms_norm(x: F32, weight: F32, eps: float) -> F32:
     """weight [1, K]."""
     mean = np.square(x.astype(np.float64)).mean(axis=1, keepdims=True)
-    factor = (1 / np.sqrt(mean + eps)).astype(np.float32)
+    factor: F32 = (1 / np.sqrt(mean + eps)).astype(np.float32)
     return x * factor * weight
 
 
@@ -99,7 +100,7 @@ def attention(q: F32, k: F32, v: F32, start: int, scale: float, dtype: DType) ->
     k and v are already rounded to the KV type `dtype`. Probabilities are rounded to it relative to the greatest score
     of the row; kernels may round them relative to the greatest so far. Their sum is of the unrounded ones.
     """
-    n, heads, head_dim = q.shape
+    n, heads = q.shape[:2]
     context, kv_heads = k.shape[:2]
     group = heads // kv_heads
     scaled = q * np.float32(scale * LOG2_E)

@@ -73,7 +73,7 @@ class Builder:
     # ---- operations, in the order of graph.ops
 
     def embed(self, weight: Value) -> Value:
-        return self._out(ops.Embed(), (self.input("token_ids", T), weight), T, weight.cols, "embed")
+        return self._out(ops.Embed(), (self.input("token_ids", T), weight), T, weight.cols, "x")
 
     def rms_norm(self, x: Value, weight: str, eps: float) -> Value:
         return self._out(ops.RmsNorm(eps), (x, self.vector({weight: x.cols})), x.rows, x.cols, "norm")

@@ -124,36 +124,35 @@ class _Access(NamedTuple):
     start: int
     stop: int
     write: bool
-    split: str  # how the threads share it: equal tags touch equal bytes; "" is any way at all
-    value: Value
+    split: str  # how the threads share it: equal tags over one span touch equal bytes; "" is any way at all
 
 
 _BY_ROWS = (ops.RmsNorm, ops.Add, ops.ActMul)
 """Each thread takes the same rows of ins and outs: equal parts of n rows, by one rule for all of these."""
 
+_OUT_BY_ROWS = (ops.Embed, ops.GatherRows)
+"""The same of outs alone."""
+
 
 def _accesses(node: Node, offsets: dict[Value, int], sizes: dict[str, int]) -> list[_Access]:
     found = []
-    for values, write in ((node.ins, False), (node.outs, True)):
+    writes_state = isinstance(node.attrs, ops.KvWrite | ops.RopeKvWrite)
+    for values, out in ((node.ins, False), (node.outs, True)):
         for v in values:
             if v.kind is Kind.STATE:
-                found.append(_Access(id(v), 0, 1, isinstance(node.attrs, ops.KvWrite | ops.RopeKvWrite), "", v))
+                found.append(_Access(id(v), 0, 1, writes_state, ""))
             elif v.root in offsets:
-                by_rows = isinstance(node.attrs, _BY_ROWS) or (
-                    write and isinstance(node.attrs, ops.Embed | ops.GatherRows)
-                )
+                by_rows = isinstance(node.attrs, _BY_ROWS) or (out and isinstance(node.attrs, _OUT_BY_ROWS))
+                split = f"{v.rows} x {v.root.cols} {v.dtype.value}" if by_rows else ""
+                rotates = isinstance(node.attrs, ops.RopeKvWrite) and v is node.ins[1]  # k, where it lies
                 start = offsets[v.root]
-                split = f"{v.rows}" if by_rows else ""
-                # the fused rope may rotate k where it lies
-                in_place = isinstance(node.attrs, ops.RopeKvWrite) and v is node.ins[1]
-                stop = start + value_bytes(v.root, sizes)
-                found.append(_Access(0, start, stop, write or in_place, split, v.root))
+                found.append(_Access(0, start, start + value_bytes(v.root, sizes), out or rotates, split))
     return found
 
 
 def _conflict(a: _Access, b: _Access) -> bool:
     bytes_shared = a.space == b.space and a.start < b.stop and b.start < a.stop
-    same_thread = bool(a.split) and a.split == b.split and a.value is b.value
+    same_thread = a.split != "" and (a.split, a.start) == (b.split, b.start)
     return bytes_shared and (a.write or b.write) and not same_thread
 
 
