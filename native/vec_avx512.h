@@ -53,6 +53,7 @@ VEC_INLINE i32x16 to_i32(f32x16 v) { return (i32x16)_mm512_cvtps_epi32(v); }  //
 VEC_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
 VEC_INLINE f32x16 max(f32x16 a, f32x16 b) { return _mm512_max_ps(a, b); }  // a > b ? a : b
 VEC_INLINE f32x16 min(f32x16 a, f32x16 b) { return _mm512_min_ps(a, b); }  // a < b ? a : b
+VEC_INLINE i32x16 max(i32x16 a, i32x16 b) { return (i32x16)_mm512_max_epi32((__m512i)a, (__m512i)b); }
 VEC_INLINE f32x16 abs(f32x16 v) { return _mm512_abs_ps(v); }
 VEC_INLINE f32x16 sqrt(f32x16 v) { return _mm512_sqrt_ps(v); }
 
@@ -81,6 +82,7 @@ VEC_INLINE float reduce_max(f32x16 v) {
   b = _mm_max_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
 }
+VEC_INLINE int32_t reduce_max(i32x16 v) { return _mm512_reduce_max_epi32((__m512i)v); }
 VEC_INLINE int32_t reduce_add(i32x16 v) { return _mm512_reduce_add_epi32((__m512i)v); }
 
 // a b as 32 elements 0..31: the even ones, the odd ones; and back: a0 b0 a1 b1 ..

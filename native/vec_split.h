@@ -92,6 +92,7 @@ VEC_INLINE mask16 less(f32x16 a, f32x16 b) { mask16 m; VEC_EACH m.v[i] = a.v[i] 
 VEC_INLINE mask16 equal(f32x16 a, f32x16 b) { mask16 m; VEC_EACH m.v[i] = a.v[i] == b.v[i]; return m; }
 VEC_INLINE mask16 less(i32x16 a, i32x16 b) { mask16 m; VEC_EACH m.v[i] = a.v[i] < b.v[i]; return m; }
 VEC_INLINE mask16 equal(i32x16 a, i32x16 b) { mask16 m; VEC_EACH m.v[i] = a.v[i] == b.v[i]; return m; }
+VEC_INLINE i32x16 max(i32x16 a, i32x16 b) { return select(less(b, a), a, b); }
 VEC_INLINE mask16 both(mask16 a, mask16 b) { VEC_EACH a.v[i] &= b.v[i]; return a; }
 VEC_INLINE mask16 either(mask16 a, mask16 b) { VEC_EACH a.v[i] |= b.v[i]; return a; }
 VEC_INLINE mask16 first_lanes(int n) { return less(iota(), set1_i32(n)); }
@@ -111,6 +112,13 @@ VEC_INLINE float reduce_add(f32x16 a) {
 }
 VEC_INLINE float reduce_max(f32x16 a) {
   float s[16];
+  store(s, a);
+  for (int h = 8; h; h /= 2)
+    for (int i = 0; i < h; i++) s[i] = s[i] > s[i + h] ? s[i] : s[i + h];
+  return s[0];
+}
+VEC_INLINE int32_t reduce_max(i32x16 a) {
+  int32_t s[16];
   store(s, a);
   for (int h = 8; h; h /= 2)
     for (int i = 0; i < h; i++) s[i] = s[i] > s[i + h] ? s[i] : s[i + h];

@@ -1,0 +1,91 @@
+// Packed weights and rounded activations back to float32: the strict modes' products and the embedding.
+namespace octavo::VEC_NS {
+
+constexpr int kZeroPoint[kFormats] = {0, 0, 0, 128, 8, 0};
+
+// 64 K x 32 columns of a task: out[64][32]
+template <Format F>
+void decode_unit(const uint8_t* task, size_t panel_bytes, int unit, float* out) {
+  if constexpr (F == Format::F32) {
+    memcpy(out, task + unit * unit_bytes(F), unit_bytes(F));
+  } else if constexpr (F == Format::F16) {
+    const uint16_t* w = (const uint16_t*)(task + unit * unit_bytes(F));
+    for (int i = 0; i < 64 * 32; i += 16) store(out + i, load_f16(w + i));
+  } else if constexpr (F == Format::BF16) {
+    const uint8_t* w = task + unit * unit_bytes(F);
+    for (int line = 0; line < 64; line++) {  // lines 2p and 2p + 1 hold K pair p
+      const u32x16 pair = as_u32(load_line(w + line * 64));
+      float* o = out + line / 2 * 64 + line % 2 * 16;
+      store(o, as_f32(pair << 16));
+      store(o + 32, as_f32(pair & 0xffff0000u));
+    }
+  } else {
+    constexpr int kLines = F == Format::W8 ? 8 : 4;  // of a group
+    for (int panel = 0; panel < 2; panel++)
+      for (int g = 0; g < 2; g++) {
+        const uint8_t* w = task + panel * panel_bytes + unit * unit_bytes(F);
+        const f32x16 scale = load_f16((const uint16_t*)(w + 128 * kLines + g * 32));
+        f32x16 minimum = zero();
+        if constexpr (F == Format::W4F) minimum = load_f16((const uint16_t*)(w + 128 * kLines + 64 + g * 32));
+        for (int quad = 0; quad < 8; quad++) {
+          i32x16 v = load_line(w + (g * kLines + quad % kLines) * 64);
+          if constexpr (F != Format::W8) v = quad < 4 ? nibble_lo(v) : nibble_hi(v);
+          for (int i = 0; i < 4; i++) {
+            const f32x16 q = to_f32((as_i32(as_u32(v) >> (8 * i)) & 255) - kZeroPoint[(int)F]);
+            store(out + (g * 32 + quad * 4 + i) * 32 + panel * 16, fma(scale, q, minimum));  // the product is exact
+          }
+        }
+      }
+  }
+}
+
+// Columns [k0, k0 + 64) of rows [row, row + n): out[n][64]
+template <Act A>
+void decode_rows(const Activation& x, int row, int n, int k0, float* out) {
+  for (int r = row; r < row + n; r++, out += 64)
+    if constexpr (A == Act::BF16) {
+      for (int c = 0; c < 64; c += 16) store(out + c, load_bf16(x.h + r * x.ld + k0 + c));
+    } else {
+      for (int c = 0; c < 64; c++) {
+        const int64_t i = (int64_t)(k0 + c) / 32 * x.rows + r;
+        out[c] = x.s[i] * (float)x.q[i * 32 + c % 32];
+      }
+    }
+}
+
+// Rows ids[row] of a weight, float32
+template <Format F>
+void embed(const Weight& w, const int32_t* ids, float* y, int64_t ldy, int row0, int row1) {
+  constexpr int kCols = panel_cols(F);
+  for (int row = row0; row < row1; row++) {
+    const uint8_t* panel = w.data + ids[row] / kCols * w.panel_bytes;
+    const int col = ids[row] % kCols;
+    float* out = y + row * ldy;
+    if constexpr (F == Format::F32) {
+      for (int k = 0; k < w.k; k++) out[k] = ((const float*)panel)[k * 32 + col];
+    } else if constexpr (F == Format::F16 || F == Format::BF16) {
+      for (int k0 = 0; k0 < w.k; k0 += 16) {
+        uint16_t h[16] = {};
+        for (int k = k0; k < k0 + 16 && k < w.k; k++)
+          h[k - k0] = ((const uint16_t*)panel)[F == Format::F16 ? k * 32 + col : (k / 2 * 32 + col) * 2 + k % 2];
+        store_n(out + k0, F == Format::F16 ? load_f16(h) : load_bf16(h), w.k - k0 < 16 ? w.k - k0 : 16);
+      }
+    } else {
+      constexpr int kLines = F == Format::W8 ? 8 : 4;
+      for (int k0 = 0; k0 < w.k; k0 += 32) {
+        const uint8_t* unit = panel + k0 / 64 * unit_bytes(F);
+        const int g = k0 / 32 % 2;
+        float scale[16], minimum[16] = {};
+        store(scale, load_f16((const uint16_t*)(unit + 128 * kLines + g * 32)));
+        if constexpr (F == Format::W4F) store(minimum, load_f16((const uint16_t*)(unit + 128 * kLines + 64 + g * 32)));
+        for (int i = 0; i < 32; i++) {
+          int q = unit[(g * kLines + i / 4 % kLines) * 64 + col * 4 + i % 4];
+          if constexpr (F != Format::W8) q = i < 16 ? q & 15 : q >> 4;
+          out[k0 + i] = scale[col] * (float)(q - kZeroPoint[(int)F]) + minimum[col];
+        }
+      }
+    }
+  }
+}
+
+}  // namespace octavo::VEC_NS

@@ -1,0 +1,223 @@
+// Products with packed weights: micro-kernels (a few rows x 16 or 32 columns over all of K) and their driver.
+// Every output element has one accumulator that takes K in ascending order, whatever the rows in its tile (P1).
+namespace octavo::VEC_NS {
+
+#define GEMM_UNROLL _Pragma("GCC unroll 32")
+#define GEMM_TILE __attribute__((noinline, noclone))  // registers are allocated for the tile alone
+constexpr int kPrefetch = 8192;  // bytes ahead in the weight stream; 4 to 8 KB measured best from DRAM
+
+VEC_INLINE const uint8_t* task_data(const Weight& w, int task) {
+  return w.data + task * (kTaskCols / panel_cols(w.format)) * w.panel_bytes;
+}
+
+// ---------------------------------------------------------------- integer weights x A8, MR rows x 16 columns
+
+// y[r * 32 ..] = rows [row, row + MR) of x times one panel w. Per group of 32 K: exact int32 sums, then one fma.
+// Rows take turns in groups, so that the dots of one row hide the latency of another's.
+template <Format F, int MR>
+GEMM_TILE void tile_a8(const uint8_t* w, const Activation& x, int row, float* y, bool fetch) {
+  constexpr int kLinesBytes = F == Format::W8 ? 512 : 256;  // of a group
+  constexpr int kUnit = unit_bytes(F);
+  const int64_t rows = x.rows;
+  const int8_t* q = x.q + row * 32;
+  const float *s = x.s + row, *t = x.t + row;
+  const int32_t* nsum = x.nsum + row;
+  f32x16 acc[MR];
+  GEMM_UNROLL for (int r = 0; r < MR; r++) acc[r] = zero();
+  for (const uint8_t* end = w + x.k_pad / 64 * kUnit; w < end; w += kUnit) {
+    if (fetch) GEMM_UNROLL for (int i = 0; i < kUnit; i += 64) prefetch(w + kPrefetch + i);
+    for (int half = 0; half < 2; half++) {
+      const uint8_t* line = w + half * kLinesBytes;
+      i32x16 b[8];
+      if constexpr (F == Format::W8) {
+        GEMM_UNROLL for (int j = 0; j < 8; j++) b[j] = load_line(line + 64 * j);
+      } else {
+        GEMM_UNROLL for (int j = 0; j < 4; j++) {
+          i32x16 v = load_line(line + 64 * j);
+          b[j] = nibble_lo(v);
+          b[j + 4] = nibble_hi(v);
+        }
+      }
+      const f32x16 scale = load_f16((const uint16_t*)(w + 2 * kLinesBytes + half * 32));
+      f32x16 minimum = zero();
+      if constexpr (F == Format::W4F) minimum = load_f16((const uint16_t*)(w + 2 * kLinesBytes + 64 + half * 32));
+      GEMM_UNROLL for (int r0 = 0; r0 < MR; r0 += kInterleave) {
+        i32x16 dot[kInterleave];
+        GEMM_UNROLL for (int r = r0; r < r0 + kInterleave; r++) if (r < MR) {
+          if constexpr (F == Format::W4F) dot[r - r0] = set1_i32(0);
+          else dot[r - r0] = set1_i32(nsum[r]) << (F == Format::W8 ? 7 : 3);  // zero point 128 or 8
+        }
+        GEMM_UNROLL for (int j = 0; j < 8; j++)
+          GEMM_UNROLL for (int r = r0; r < r0 + kInterleave; r++) if (r < MR) {
+            int32_t quad;
+            memcpy(&quad, q + r * 32 + 4 * j, 4);
+            if constexpr (F == Format::W8) dot[r - r0] = dot4_u8s8(dot[r - r0], b[j], quad);
+            else dot[r - r0] = dot4_u4s8(dot[r - r0], b[j], quad);
+          }
+        GEMM_UNROLL for (int r = r0; r < r0 + kInterleave; r++) if (r < MR) {
+          acc[r] = fma(to_f32(dot[r - r0]), scale * set1(s[r]), acc[r]);
+          if constexpr (F == Format::W4F) acc[r] = fma(minimum, set1(t[r]), acc[r]);
+        }
+      }
+      q += rows * 32, s += rows, t += rows, nsum += rows;
+    }
+  }
+  GEMM_UNROLL for (int r = 0; r < MR; r++) store(y + r * 32, acc[r]);
+}
+
+// ---------------------------------------------------------------- float weights, MR rows x 32 columns
+
+// Row r of a tile is reached from every third row by one of three offsets, so that few registers address all rows.
+template <class T>
+VEC_INLINE const T* row_of(const T* const* base, int64_t ld, int r) { return base[r / 3] + ld * (r % 3); }
+
+template <int MR>
+GEMM_TILE void tile_bf16(const uint8_t* w, int pairs, const uint16_t* x, int64_t ld, float* y, bool fetch) {
+  f32x16 acc[MR][2];
+  GEMM_UNROLL for (int r = 0; r < MR; r++) acc[r][0] = acc[r][1] = zero();
+  const uint16_t* base[(MR + 2) / 3];
+  GEMM_UNROLL for (int i = 0; i < (MR + 2) / 3; i++) base[i] = x + 3 * i * ld;
+  for (int p = 0; p < pairs; p++, w += 128) {
+    if (fetch) prefetch(w + kPrefetch), prefetch(w + kPrefetch + 64);
+    const i32x16 b0 = load_line(w), b1 = load_line(w + 64);
+    GEMM_UNROLL for (int r = 0; r < MR; r++) {
+      uint32_t pair;
+      memcpy(&pair, row_of(base, ld, r) + 2 * p, 4);
+      acc[r][0] = dot2_bf16(acc[r][0], b0, pair);
+      acc[r][1] = dot2_bf16(acc[r][1], b1, pair);
+    }
+  }
+  GEMM_UNROLL for (int r = 0; r < MR; r++) store(y + r * 32, acc[r][0]), store(y + r * 32 + 16, acc[r][1]);
+}
+
+// y += x[MR][k] * w[k][32], F32 or F16
+template <Format F, int MR>
+GEMM_TILE void tile_f32(const uint8_t* w, int k, const float* x, int64_t ld, float* y, bool fetch) {
+  constexpr int kStep = unit_bytes(F) / 64;
+  f32x16 acc[MR][2];
+  GEMM_UNROLL for (int r = 0; r < MR; r++) acc[r][0] = load(y + r * 32), acc[r][1] = load(y + r * 32 + 16);
+  const float* base[(MR + 2) / 3];
+  GEMM_UNROLL for (int i = 0; i < (MR + 2) / 3; i++) base[i] = x + 3 * i * ld;
+  for (int i = 0; i < k; i++, w += kStep) {
+    if (fetch) GEMM_UNROLL for (int j = 0; j < kStep; j += 64) prefetch(w + kPrefetch + j);
+    f32x16 b0, b1;
+    if constexpr (F == Format::F16) b0 = load_f16((const uint16_t*)w), b1 = load_f16((const uint16_t*)w + 16);
+    else b0 = load((const float*)w), b1 = load((const float*)w + 16);
+    GEMM_UNROLL for (int r = 0; r < MR; r++) {
+      const f32x16 a = set1(row_of(base, ld, r)[i]);
+      acc[r][0] = fma(a, b0, acc[r][0]);
+      acc[r][1] = fma(a, b1, acc[r][1]);
+    }
+  }
+  GEMM_UNROLL for (int r = 0; r < MR; r++) store(y + r * 32, acc[r][0]), store(y + r * 32 + 16, acc[r][1]);
+}
+
+// ---------------------------------------------------------------- products: y[n][32] = rows [row, row + n) of one task
+
+template <Format F>
+struct ProductA8 {
+  static constexpr int kRows = kMaxRows;
+  template <int MR = kRows>
+  static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
+    if constexpr (MR > 1)
+      if (n < MR) return run<MR - 1>(w, x, task, row, n, y);
+    const uint8_t* data = task_data(w, task);
+    tile_a8<F, MR>(data, x, row, y, row == 0);
+    tile_a8<F, MR>(data + w.panel_bytes, x, row, y + 16, row == 0);
+  }
+};
+
+struct ProductBf16 {
+  static constexpr int kRows = kMaxRowsWide;
+  template <int MR = kRows>
+  static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
+    if constexpr (MR > 1)
+      if (n < MR) return run<MR - 1>(w, x, task, row, n, y);
+    tile_bf16<MR>(task_data(w, task), w.k_pad / 2, x.h + row * x.ld, x.ld, y, row == 0);
+  }
+};
+
+template <Format F, int MR = kMaxRowsWide>
+VEC_INLINE void add_f32(const uint8_t* w, int k, const float* x, int64_t ld, int n, float* y, bool fetch) {
+  if constexpr (MR > 1)
+    if (n < MR) return add_f32<F, MR - 1>(w, k, x, ld, n, y, fetch);
+  tile_f32<F, MR>(w, k, x, ld, y, fetch);
+}
+
+VEC_INLINE void clear(float* y, int n) {
+  for (int i = 0; i < 2 * n; i++) store(y + 16 * i, zero());
+}
+
+template <Format F>
+struct ProductF32 {
+  static constexpr int kRows = kMaxRowsWide;
+  static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
+    clear(y, n);
+    add_f32<F>(task_data(w, task), w.k, x.f + row * x.ld, x.ld, n, y, row == 0);
+  }
+};
+
+// Any pair: blocks of both operands are decoded to float32 in L1.
+template <Format F, Act A>
+struct ProductDecoded {
+  static constexpr int kRows = 48, kDepth = 64;  // 8 KB of weights, 12 KB of activations, 6 KB of results
+  static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
+    alignas(64) float wf[kDepth * 32], xf[A == Act::F32 ? 1 : kRows * kDepth];
+    clear(y, n);
+    for (int k0 = 0; k0 < w.k; k0 += kDepth) {
+      decode_unit<F>(task_data(w, task), w.panel_bytes, k0 / 64, wf);
+      const float* xp = x.f + row * x.ld + k0;
+      int64_t ld = x.ld;
+      if constexpr (A != Act::F32) decode_rows<A>(x, row, n, k0, xf), xp = xf, ld = kDepth;
+      const int k = w.k - k0 < kDepth ? w.k - k0 : kDepth;
+      for (int r = 0; r < n; r += kMaxRowsWide) {
+        const int rows = n - r < kMaxRowsWide ? n - r : kMaxRowsWide;
+        add_f32<Format::F32>((const uint8_t*)wf, k, xp + r * ld, ld, rows, y + r * 32, false);
+      }
+    }
+  }
+};
+
+// ---------------------------------------------------------------- epilogues: 32 columns of n rows
+
+VEC_INLINE void finish_store(const GemmArgs& a, int col, int row, int n, const float* y) {
+  const int cols = a.w->n - col;  // real columns from here on
+  for (int r = 0; r < n; r++)
+    for (int c = 0; c < kTaskCols && c < cols; c += 16) {
+      f32x16 v = load(y + r * 32 + c);
+      if (a.bias) v = v + load_cols(a.bias, col + c, a.w->n);
+      float* out = a.out + (row + r) * a.ld_out + col + c;
+      if (a.epilogue == Epilogue::Add) v = load_cols(a.residual + (row + r) * a.ld_residual, col + c, a.w->n) + v;
+      if (c + 16 <= cols) store(out, v);
+      else store_n(out, v, cols - c);
+    }
+}
+
+VEC_INLINE void finish_silu_mul(const GemmArgs& a, int task, int row, int n, const float* gate, const float* up) {
+  for (int r = 0; r < n; r++, gate += 32, up += 32) {
+    put32(*a.act, row + r, task, silu(load(gate)) * load(up), silu(load(gate + 16)) * load(up + 16));
+    if ((task + 1) * kTaskCols >= a.w->n_pad)  // nobody else writes the padding to 64 columns
+      for (int g = task + 1; g < a.act->k_pad / 32; g++) put32(*a.act, row + r, g, zero(), zero());
+  }
+}
+
+template <class Product>
+void gemm(const GemmArgs& a, int task0, int task1) {
+  alignas(64) float y[Product::kRows * kTaskCols], up[Product::kRows * kTaskCols];
+  const int rows = a.x->rows;
+  for (int task = task0; task < task1; task++) {
+    int tiles = (rows + Product::kRows - 1) / Product::kRows;
+    for (int row = 0, n; row < rows; row += n, tiles--) {
+      n = (rows - row + tiles - 1) / tiles;  // tiles of nearly the same size: small ones are the slowest
+      Product::run(*a.w, *a.x, task, row, n, y);
+      if (a.epilogue == Epilogue::SiluMulRound) {
+        Product::run(*a.w_up, *a.x, task, row, n, up);
+        finish_silu_mul(a, task, row, n, y, up);
+      } else {
+        finish_store(a, task * kTaskCols, row, n, y);
+      }
+    }
+  }
+}
+
+}  // namespace octavo::VEC_NS
