@@ -24,7 +24,7 @@ DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEMO_BYTES = 98362432
 DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-_HUB_FILES = {"allow_patterns": ["model*.safetensors", "*.json", "*.jinja"], "ignore_patterns": ["*/*"]}
+_HUB_PATTERNS = ["model*.safetensors", "*.json", "*.jinja"]  # of the top folder
 
 
 def locate(model: str, progress: Progress = lambda _: None) -> Path:
@@ -47,15 +47,21 @@ def _locate_on_hub(model: str, progress: Progress) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+    def download(local_files_only: bool) -> Path:
+        folder = snapshot_download(
+            model, allow_patterns=_HUB_PATTERNS, ignore_patterns=["*/*"], local_files_only=local_files_only
+        )
+        return Path(folder)
+
     try:
-        cached = Path(snapshot_download(model, local_files_only=True, **_HUB_FILES))
+        cached = download(local_files_only=True)
         if _is_complete(cached):
             return cached
     except LocalEntryNotFoundError:
         pass  # nothing of it is here yet
     progress(f"fetching {model} from the Hugging Face Hub")
     try:
-        return Path(snapshot_download(model, **_HUB_FILES))
+        return download(local_files_only=False)
     except GatedRepoError as error:
         raise CheckpointError(
             f"{model}: access is restricted; accept its terms on the Hub and run `hf auth login`"
