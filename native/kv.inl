@@ -1,0 +1,101 @@
+// Rotary embedding, and writing keys and values into their blocks (layout: KvLayer in kernels.h).
+namespace octavo::VEC_NS {
+
+// n <= 16 pairs (x0, x1) at angles whose cosine and sine are given.
+VEC_INLINE void rotate(f32x16 x0, f32x16 x1, f32x16 c, f32x16 s, f32x16& y0, f32x16& y1) {
+  y0 = fma(x0, c, -(x1 * s));
+  y1 = fma(x1, c, x0 * s);
+}
+
+VEC_INLINE void rope_head_neox(const float* x, float* y, const float* cos, const float* sin, int half) {
+  for (int i = 0; i < half; i += 16) {
+    const int n = half - i < 16 ? half - i : 16;
+    f32x16 y0, y1;
+    rotate(load_n(x + i, n), load_n(x + half + i, n), load_n(cos + i, n), load_n(sin + i, n), y0, y1);
+    store_n(y + i, y0, n);
+    store_n(y + half + i, y1, n);
+  }
+}
+
+VEC_INLINE void rope_head_interleaved(const float* x, float* y, const float* cos, const float* sin, int half) {
+  for (int i = 0; i < half; i += 16) {
+    const int n = half - i < 16 ? half - i : 16, na = n < 8 ? 2 * n : 16, nb = 2 * n - na;
+    f32x16 a = load_n(x + 2 * i, na), b = load_n(x + 2 * i + na, nb), y0, y1;
+    rotate(even(a, b), odd(a, b), load_n(cos + i, n), load_n(sin + i, n), y0, y1);
+    store_n(y + 2 * i, zip_lo(y0, y1), na);
+    store_n(y + 2 * i + na, zip_hi(y0, y1), nb);
+  }
+}
+
+static void rope(const RopeArgs& a, int row0, int row1, int head0, int head1) {
+  const int half = a.rot / 2;
+  for (int r = row0; r < row1; r++) {
+    const float *cos = a.cos + (int64_t)r * half, *sin = a.sin + (int64_t)r * half;
+    for (int h = head0; h < head1; h++) {
+      const float* x = a.x + r * a.ldx + h * a.head_dim;
+      float* y = a.out + r * a.ld_out + h * a.head_dim;
+      if (a.neox) rope_head_neox(x, y, cos, sin, half);
+      else rope_head_interleaved(x, y, cos, sin, half);
+      if (x == y) continue;
+      for (int i = 2 * half; i < a.head_dim; i++) y[i] = x[i];
+    }
+  }
+}
+
+VEC_INLINE uint8_t* kv_block(const KvLayer& kv, int head, int block) {
+  return kv.base + head * kv.head_stride + block * kv.block_stride;
+}
+
+// Word d of a key at slot t of a panel is word d * 16 + t.
+VEC_INLINE void scatter_words(uint32_t* panel, i32x16 words, int count) {
+  alignas(64) int32_t w[16];
+  store(w, words);
+  for (int i = 0; i < count; i++) panel[i * kBlock] = (uint32_t)w[i];
+}
+
+static void kv_write_bf16(const KvWriteArgs& a, int row0, int row1, int head0, int head1) {
+  const int dim = a.kv.head_dim;
+  auto is_pair = [&a](int even_row) {  // the two tokens of a V word are rows even_row, even_row + 1
+    return even_row >= 0 && even_row + 1 < a.tokens && a.slots[even_row] == a.slots[even_row + 1] &&
+           a.positions[even_row] % 2 == 0 && a.positions[even_row + 1] == a.positions[even_row] + 1;
+  };
+  for (int r = row0; r < row1; r++) {
+    const int slot = a.positions[r] % kBlock;
+    const bool odd_slot = slot % 2, written_before = odd_slot && is_pair(r - 1), both_now = !odd_slot && is_pair(r);
+    for (int h = head0; h < head1; h++) {
+      uint8_t* block = kv_block(a.kv, h, a.slots[r]);
+      const float *k = a.k + r * a.ldk + h * dim, *v = a.v + r * a.ldv + h * dim;
+      uint32_t* keys = (uint32_t*)block + slot;
+      for (int d = 0; d < dim; d += 32) {  // 16 words; dim is a multiple of 16
+        const int n = dim - d < 32 ? 8 : 16;
+        f32x16 lo = load(k + d), hi = load_n(k + d + 16, n == 16 ? 16 : 0);
+        scatter_words(keys + d / 2 * kBlock, bf16_pairs(even(lo, hi), odd(lo, hi)), n);
+      }
+      if (written_before) continue;
+      int32_t* values = (int32_t*)(block + dim * kBlock * 2) + slot / 2 * dim;
+      for (int d = 0; d < dim; d += 16) {
+        f32x16 own = load(v + d);
+        if (odd_slot) store(values + d, (load(values + d) & 0xffff) | bf16_pairs(zero(), own));
+        else store(values + d, bf16_pairs(own, both_now ? load(v + a.ldv + d) : zero()));
+      }
+    }
+  }
+}
+
+static void kv_write_f32(const KvWriteArgs& a, int row0, int row1, int head0, int head1) {
+  const int dim = a.kv.head_dim;
+  for (int r = row0; r < row1; r++) {
+    const int slot = a.positions[r] % kBlock;
+    for (int h = head0; h < head1; h++) {
+      uint8_t* block = kv_block(a.kv, h, a.slots[r]);
+      const float *k = a.k + r * a.ldk + h * dim, *v = a.v + r * a.ldv + h * dim;
+      float* values = (float*)block + dim * kBlock + slot * dim;
+      for (int d = 0; d < dim; d += 16) {
+        scatter_words((uint32_t*)block + d * kBlock + slot, as_i32(load(k + d)), 16);
+        store(values + d, load(v + d));
+      }
+    }
+  }
+}
+
+}  // namespace octavo::VEC_NS
