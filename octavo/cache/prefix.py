@@ -1,0 +1,120 @@
+"""PrefixIndex: which block holds the keys and values of which prefix.
+
+A prefix is named by a chain key: a 128-bit BLAKE2b digest of the parent's key and the block's token ids, so equal
+keys mean equal prefixes, back to the seed (weights, KV type, rope, numerics version, ISA, activations, salt).
+Blocks that are not full may be indexed too; they end a chain and serve only as the source of a copy.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+Key = bytes
+
+
+def root_key(seed: bytes) -> Key:
+    """Parent of every first block."""
+    return hashlib.blake2b(seed, digest_size=16, person=b"octavo-prefix").digest()
+
+
+def chain_key(parent: Key, token_ids: Sequence[int]) -> Key:
+    """Name of the prefix that continues `parent` by `token_ids`."""
+    return hashlib.blake2b(parent + struct.pack(f"<{len(token_ids)}I", *token_ids), digest_size=16).digest()
+
+
+class Node(NamedTuple):
+    block: int
+    parent: Key
+    token_ids: tuple[int, ...]
+
+
+class PrefixIndex:
+    """Keys to blocks of one KV group. The pool knows which blocks are held; the index only names them."""
+
+    def __init__(self, seed: bytes = b"") -> None:
+        self.root = root_key(seed)
+        self._nodes: dict[Key, Node] = {}
+        self._keys: dict[int, Key] = {}
+        # Sorted by tokens: the longest common prefix with any query is at one of the two neighbours of its place.
+        self._children: dict[Key, list[tuple[tuple[int, ...], int]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._keys
+
+    def get(self, key: Key) -> int | None:
+        """The block with this key."""
+        node = self._nodes.get(key)
+        return None if node is None else node.block
+
+    def insert(self, key: Key, parent: Key, token_ids: tuple[int, ...], block: int) -> None:
+        """Name `block`. Neither the key nor the block may be in use; the parent is the root or indexed."""
+        assert key not in self._nodes and block not in self._keys
+        self._nodes[key] = Node(block, parent, token_ids)
+        self._keys[block] = key
+        bisect.insort(self._children.setdefault(parent, []), (token_ids, block))
+
+    def remove(self, block: int) -> None:
+        """Forget a block that has no children."""
+        key = self._keys[block]
+        assert key not in self._children, "a block is removed before its parent"
+        del self._keys[block]
+        node = self._nodes.pop(key)
+        siblings = self._children[node.parent]
+        del siblings[bisect.bisect_left(siblings, (node.token_ids, block))]
+        if not siblings:
+            del self._children[node.parent]
+
+    def best_child(self, parent: Key, token_ids: tuple[int, ...]) -> tuple[int, int]:
+        """(block, n): the child of `parent` that shares most leading tokens with `token_ids`; n = 0 if none does."""
+        siblings = self._children.get(parent, ())
+        place = bisect.bisect_left(siblings, (token_ids, -1))
+        best = (-1, 0)
+        for child, block in siblings[max(0, place - 1) : place + 1]:
+            common = common_prefix(child, token_ids)
+            if common > best[1]:
+                best = (block, common)
+        return best
+
+    def shorter(self, parent: Key, token_ids: tuple[int, ...]) -> int | None:
+        """A child of `parent` that holds a true prefix of `token_ids`, hence nothing that `token_ids` would not."""
+        siblings = self._children.get(parent, ())
+        place = bisect.bisect_left(siblings, (token_ids, -1))
+        if place:
+            child, block = siblings[place - 1]
+            if len(child) < len(token_ids) and token_ids[: len(child)] == child:
+                return block
+        return None
+
+    def node(self, block: int) -> Node:
+        return self._nodes[self._keys[block]]
+
+    def parent_block(self, block: int) -> int | None:
+        """The block before this one in its chain; None for a first block."""
+        return self.get(self.node(block).parent)
+
+    def check(self) -> None:
+        """Raise AssertionError where the three maps disagree, a key is not its content's, or a chain is broken."""
+        assert {node.block: key for key, node in self._nodes.items()} == self._keys
+        assert sum(map(len, self._children.values())) == len(self._nodes)
+        for key, node in self._nodes.items():
+            assert key == chain_key(node.parent, node.token_ids)
+            assert node.parent == self.root or node.parent in self._nodes, f"block {node.block} lost its parent"
+            siblings = self._children[node.parent]
+            assert (node.token_ids, node.block) in siblings and siblings == sorted(siblings)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of leading items that are equal."""
+    count = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count

@@ -1,0 +1,154 @@
+"""BatchBuilder: a Step as flat arrays. The only place that knows raggedness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.base import I32, Limits, SamplingArrays, StepBatch
+from octavo.cache.blocks import blocks_for
+from octavo.request import Request
+from octavo.sampling.params import SamplingTable
+from octavo.sched.step import Step, Work
+
+_NO_COPIES: I32 = np.zeros((0, 2), np.int32)
+
+
+class BatchBuilder:
+    """Keeps what does not change between steps by slot: sampling parameters and block tables."""
+
+    def __init__(self, limits: Limits, num_groups: int) -> None:
+        num_blocks = blocks_for(limits.max_model_len)
+        self._table = SamplingTable(limits.max_seqs)
+        self._occupants: list[Request | None] = [None] * limits.max_seqs
+        self._blocks: list[I32] = [np.zeros((limits.max_seqs, num_blocks), np.int32) for _ in range(num_groups)]
+        self._seen: list[list[tuple[list[int], int]]] = [[([], 0)] * limits.max_seqs for _ in range(num_groups)]
+        self._steps: I32 = np.arange(limits.max_tokens, dtype=np.int32)
+
+    def build(self, step: Step) -> StepBatch:
+        """The arrays of `step`; they are the caller's, and describe the requests as they are now."""
+        works = step.work
+        token_ids: list[int] = []
+        for work in works:
+            if self._occupants[work.slot] is not work.request:
+                self._occupants[work.slot] = work.request
+                self._table.fill(work.slot, work.request)
+            token_ids += work.request.token_ids(work.start, work.stop)
+            for g, table in enumerate(work.request.tables):
+                seen, length = self._seen[g][work.slot]
+                if seen is not table or length != len(table):
+                    self._follow(g, work.slot, table)
+        num_seqs = len(works)
+        slots = np.fromiter([work.slot for work in works], np.intp, num_seqs)
+        starts = np.fromiter([work.start for work in works], np.int32, num_seqs)
+        counts = np.fromiter([work.num_tokens for work in works], np.int32, num_seqs)
+        seq_starts = _starts(counts)
+        context_lens = starts + counts
+        positions = np.repeat(starts - seq_starts[:-1], counts) + self._steps[: len(token_ids)]
+        most = blocks_for(int(context_lens.max()))
+        logit_rows, sampling = self._rows(works, slots, seq_starts, context_lens)
+        return StepBatch(
+            token_ids=np.array(token_ids, np.int32),
+            positions=positions,
+            seq_starts=seq_starts,
+            context_lens=context_lens,
+            block_tables=tuple(blocks[:, :most].take(slots, axis=0) for blocks in self._blocks),
+            copies=tuple(np.array(copies, np.int32) if copies else _NO_COPIES for copies in step.copies),
+            logit_rows=logit_rows,
+            sampling=sampling,
+        )
+
+    def _follow(self, g: int, slot: int, table: list[int]) -> None:
+        """Bring a row of block ids up to date: a table grows in place, or is another list."""
+        row = self._blocks[g][slot]
+        seen, length = self._seen[g][slot]
+        if seen is not table:
+            row[len(table) : length] = 0
+            length = 0
+        row[length : len(table)] = table[length:]
+        self._seen[g][slot] = (table, len(table))
+
+    def _rows(
+        self, works: list[Work], slots: NDArray[np.intp], seq_starts: I32, stops: I32
+    ) -> tuple[I32, SamplingArrays]:
+        if any(work.num_scored for work in works):
+            return self._rows_with_scores(works, seq_starts)
+        draws = np.fromiter([work.draws for work in works], np.bool_, len(works))
+        if draws.all():
+            return seq_starts[1:] - 1, self._sampling(slots, stops, works)
+        drawing = [work for work in works if work.draws]
+        return seq_starts[1:][draws] - 1, self._sampling(slots[draws], stops[draws], drawing)
+
+    def _rows_with_scores(self, works: list[Work], seq_starts: I32) -> tuple[I32, SamplingArrays]:
+        """Rows of which some score the prompt token that follows, instead of drawing one."""
+        logit_rows: list[int] = []
+        slots: list[int] = []
+        targets: list[int] = []
+        positions: list[int] = []
+        num_top: list[int] = []
+        drawing: list[Work | None] = []
+        for work, first in zip(works, seq_starts.tolist(), strict=False):
+            request, params = work.request, work.request.params
+            for position in range(work.first_scored, work.first_scored + work.num_scored):
+                logit_rows.append(first + position - work.start)
+                targets.append(request.prompt_ids[position + 1])
+                positions.append(position + 1)
+                num_top.append(params.prompt_logprobs or 0)
+                drawing.append(None)
+            if work.draws:
+                logit_rows.append(first + work.num_tokens - 1)
+                targets.append(-1)
+                positions.append(work.stop)
+                num_top.append(-1 if params.logprobs is None else params.logprobs)
+                drawing.append(work)
+            slots += [work.slot] * work.num_rows
+        sampling = self._sampling(np.array(slots, np.intp), np.array(positions, np.int32), drawing)
+        return np.array(logit_rows, np.int32), sampling._replace(
+            num_top=np.array(num_top, np.int32), target=np.array(targets, np.int32)
+        )
+
+    def _sampling(self, slots: NDArray[np.intp], positions: I32, drawing: Sequence[Work | None]) -> SamplingArrays:
+        """Rows that draw at `positions`. `drawing` is beside them; rows with None have no bias and no history."""
+        table = self._table
+        biases = [table.biases[work.slot] if work else None for work in drawing]
+        histories = [table.histories[work.slot] if work else None for work in drawing]
+        bias_starts, bias_ids, bias_values = _ragged([b.arrays() if b else None for b in biases], np.float32)
+        history_starts, history_ids, history_counts = _ragged([h.arrays() if h else None for h in histories], np.int32)
+        return SamplingArrays(
+            temperature=table.temperature[slots],
+            top_k=table.top_k[slots],
+            top_p=table.top_p[slots],
+            min_p=table.min_p[slots],
+            repetition=table.repetition[slots],
+            presence=table.presence[slots],
+            frequency=table.frequency[slots],
+            noise_key=table.noise_key[slots],
+            position=positions,
+            num_top=table.num_top[slots],
+            target=np.full(len(slots), -1, np.int32),
+            bias_starts=bias_starts,
+            bias_ids=bias_ids,
+            bias_values=bias_values,
+            history_starts=history_starts,
+            history_ids=history_ids,
+            history_counts=history_counts,
+        )
+
+
+def _starts(counts: NDArray[Any]) -> I32:
+    """[0, c0, c0 + c1, ...]"""
+    starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
+def _ragged(rows: list[tuple[I32, NDArray[Any]] | None], dtype: type[Any]) -> tuple[I32, I32, NDArray[Any]]:
+    """(starts, ids, values) of the rows laid end to end."""
+    filled = [row for row in rows if row is not None]
+    if not filled:
+        return np.zeros(len(rows) + 1, np.int32), np.zeros(0, np.int32), np.zeros(0, dtype)
+    starts = _starts(np.array([0 if row is None else len(row[0]) for row in rows]))
+    return starts, np.concatenate([ids for ids, _ in filled]), np.concatenate([values for _, values in filled])

@@ -1,0 +1,49 @@
+"""Rows: a cursor over a StepResult, in the order of the step's work."""
+
+from __future__ import annotations
+
+from octavo.backends.base import StepResult
+from octavo.request import TokenLogprobs
+from octavo.sched.step import Work
+
+
+class Rows:
+    """Every piece of work takes its rows once, by `take` or `skip`."""
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+        self._token_ids: list[int] = result.token_ids.tolist()
+        self._invalid: list[bool] | None = result.invalid.tolist() if result.invalid.any() else None
+        self._row = 0
+
+    def error(self, work: Work) -> str | None:
+        """Why the rows of `work` cannot be used; takes none."""
+        if self._invalid is None or not any(self._invalid[self._row : self._row + work.num_rows]):
+            return None
+        return f"the model computed no finite logit at tokens {work.start} to {work.stop - 1}"
+
+    def skip(self, work: Work) -> None:
+        self._row += work.num_rows
+
+    def take(self, work: Work) -> tuple[list[int], list[TokenLogprobs]]:
+        """The drawn token and its scores, where there are; scores of prompt tokens are added to the request."""
+        request = work.request
+        params = request.params
+        for row in range(self._row, self._row + work.num_scored):
+            request.prompt_logprobs.append(self._scores(row, params.prompt_logprobs or 0))
+        last = self._row + work.num_scored
+        self.skip(work)
+        if not work.draws:
+            return [], []
+        scores = [] if params.logprobs is None else [self._scores(last, params.logprobs)]
+        return [self._token_ids[last]], scores
+
+    def _scores(self, row: int, num_top: int) -> TokenLogprobs:
+        result = self._result
+        return TokenLogprobs(
+            self._token_ids[row],
+            float(result.logprobs[row]),
+            int(result.ranks[row]),
+            result.top_ids[row, :num_top].tolist(),
+            result.top_logprobs[row, :num_top].tolist(),
+        )
