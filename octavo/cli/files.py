@@ -1,0 +1,71 @@
+"""`octavo show`, `octavo diff` and `octavo pull`: what is in a model, whether it is computed right, and getting it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from octavo.cli.local import resolve, tell
+from octavo.cli.options import with_config
+from octavo.config import EngineConfig
+
+
+@with_config(EngineConfig)
+def show(
+    config: EngineConfig,
+    all_layers: Annotated[bool, typer.Option("--all", help="Print every layer, also where layers are alike.")] = False,
+    tokens: Annotated[int, typer.Option("--tokens", metavar="N", help="Token rows the memory is planned for.")] = 512,
+) -> None:
+    """Print the operations a model is made of, and the memory they need.
+
+    Example: octavo show demo
+    """
+    from octavo.graph.fuse import fuse
+    from octavo.graph.plan import plan
+    from octavo.graph.show import render
+    from octavo.graph.verify import FUSED, verify
+    from octavo.models import build_graph
+    from octavo.weights.checkpoint import open_checkpoint
+    from octavo.weights.formats import packed_bytes
+
+    config, _ = resolve(config)
+    graph = build_graph(open_checkpoint(Path(config.model)), config.activations)
+    if config.fuse:
+        graph = verify(fuse(graph, FUSED))
+    rows = min(tokens, config.max_num_seqs)
+    print(render(graph, plan(graph, tokens, rows, config.reuse), packed_bytes, all_layers), end="")
+
+
+@with_config(EngineConfig)
+def diff(config: EngineConfig) -> None:
+    """Compute a model on the native kernels and on the reference, operation by operation, and compare.
+
+    Exits with 1 at the first value out of tolerance. Example: octavo diff demo
+    """
+    from octavo.backends.cpu import CpuBackend
+    from octavo.backends.diff import diff as compare
+    from octavo.weights.checkpoint import open_checkpoint
+
+    config, _ = resolve(config)
+    backend = CpuBackend(
+        isa=config.isa, num_threads=config.num_threads, activations=config.activations, fuse=config.fuse, reuse=False
+    )
+    report = compare(open_checkpoint(Path(config.model)), config.activations, backend=backend)
+    print("\n".join(report.lines))
+    if report.first_bad is not None:
+        sys.exit(1)
+
+
+def pull(
+    model: Annotated[str, typer.Argument(help="A Hub id as owner/name, or 'demo'.")] = "demo",
+) -> None:
+    """Fetch a model, so that it is here when it is needed. Prints where it is.
+
+    Example: octavo pull HuggingFaceTB/SmolLM2-135M-Instruct
+    """
+    from octavo.weights.locate import locate
+
+    print(locate(model, tell))

@@ -1,0 +1,83 @@
+"""`octavo serve`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+from octavo.cli.local import resolve
+from octavo.cli.options import with_config
+from octavo.config import ConfigError, ServerConfig
+from octavo.engine.client import EngineClient, EngineDead
+from octavo.engine.messages import Ready
+
+
+@with_config(ServerConfig)
+def serve(config: ServerConfig) -> None:
+    """Serve a model over HTTP, with the API that OpenAI's clients speak.
+
+    Example: octavo serve demo --port 8000
+    """
+    phases = {"python": _age()}
+    started = time.perf_counter()
+    config, name = resolve(config)
+    name = config.served_model_name or name
+    phases["locate"] = time.perf_counter() - started
+    listener = _bind(config.host, config.port)
+    client = EngineClient.launch(config)
+    started = time.perf_counter()
+    from octavo.server.run import run  # the engine loads meanwhile
+
+    phases["imports"] = time.perf_counter() - started
+
+    def on_ready(ready: Ready, tokenizer_seconds: float) -> None:
+        phases["tokenizer"] = tokenizer_seconds
+        _print_ready(config, listener, name, ready, phases)
+
+    reason = run(config, client, listener, name, on_ready)
+    if reason is not None:
+        raise EngineDead(reason)
+
+
+def _print_ready(
+    config: ServerConfig, listener: socket.socket, name: str, ready: Ready, phases: dict[str, float]
+) -> None:
+    total = _age()
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    address = f"http://{host}:{listener.getsockname()[1]}"
+    lines = [
+        f"{name}: {ready.isa}, {ready.threads} threads",
+        *ready.notices,
+        f"ready in {total:.2f} s",
+        f"  server: {_times(phases)}",
+        f"  engine, meanwhile: {_times(ready.phases)}",
+        f"listening on {address}",
+        "try it:",
+        f"  curl {address}/v1/chat/completions -H 'content-type: application/json' "
+        """-d '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'""",
+    ]
+    print("\n".join(lines), flush=True)
+
+
+def _times(phases: dict[str, float]) -> str:
+    return ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items())
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket that holds the port from now on. Raises ConfigError where it cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as e:
+        raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror}") from None
+    return listener
+
+
+def _age() -> float:
+    """Seconds since this process was started, by the kernel's clock."""
+    with open("/proc/self/stat") as f:
+        ticks = int(f.read().rsplit(")", 1)[1].split()[19])  # field 22, starttime, after boot
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

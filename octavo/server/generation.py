@@ -1,0 +1,152 @@
+"""Generation: all choices of one HTTP request, prompts × n, as one stream of deltas.
+
+Choices are numbered as OpenAI numbers them: choice c of prompt p is p * n + c.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import NamedTuple
+
+from octavo.engine.admission import Bounds
+from octavo.engine.client import EngineClient, EngineDead, Stream
+from octavo.engine.messages import Add, Progress
+from octavo.request import FinishReason, ParameterError, SamplingParams, TokenLogprobs
+from octavo.server.errors import ApiError, bad_request
+from octavo.server.metrics import Metrics
+from octavo.text.output import ChoiceOutput, Delta
+from octavo.text.tokenizer import Tokenizer
+
+
+class Prompt(NamedTuple):
+    token_ids: list[int]
+    text: str | None  # None: given as token ids
+
+
+class Generation:
+    """Raises ApiError 400 at birth when a prompt or a parameter does not fit the model."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        bounds: Bounds,
+        metrics: Metrics,
+        id: str,
+        prompts: list[Prompt],
+        params: SamplingParams,
+        seed: int,
+        priority: int = 0,
+    ) -> None:
+        self._client = client
+        self._metrics = metrics
+        self.tokenizer = tokenizer
+        self.prompts = prompts
+        self.params = params
+        self._adds = [Add(f"{id}-{p}", prompt.token_ids, params, seed, priority) for p, prompt in enumerate(prompts)]
+        for add in self._adds:
+            try:
+                bounds.check(add)
+            except ParameterError as e:
+                code = "context_length_exceeded" if str(bounds.max_model_len) in str(e) else None
+                raise bad_request(str(e), e.param, code) from None
+        self.outputs = [ChoiceOutput(tokenizer, params) for _ in prompts for _ in range(params.n)]
+        self.prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # prompt -> scores of its tokens 1..
+        self._num_cached = [0] * len(prompts)
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.outputs)
+
+    def prompt_of(self, choice: int) -> int:
+        return choice // self.params.n
+
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        """(choice, delta) as they come; the last delta of a choice has a finish_reason.
+
+        Raises ApiError when the request fails or the engine dies. Ending the iteration early aborts what is left.
+        """
+        started = time.monotonic()
+        seen = [0.0] * self.num_choices
+        reason = FinishReason.ABORT
+        self._metrics.begin(len(self.prompts), sum(len(p.token_ids) for p in self.prompts))
+        try:
+            async with aclosing(_merge([self._client.submit(add) for add in self._adds])) as steps:
+                async for p, progress in steps:
+                    choice = p * self.params.n + progress.choice
+                    output = self.outputs[choice]
+                    if output.finish_reason is not None:
+                        continue
+                    if progress.choice == 0 and not seen[choice]:
+                        self._num_cached[p] = progress.num_cached
+                        self.prompt_logprobs[p] = progress.prompt_logprobs
+                    delta = output.push(progress)
+                    now = time.monotonic()
+                    self._metrics.tokens(len(delta.token_ids), now - (seen[choice] or started), not seen[choice])
+                    seen[choice] = now
+                    if delta.finish_reason is FinishReason.ERROR or delta.finish_reason is FinishReason.ABORT:
+                        raise ApiError(500, delta.error or "the request was aborted by the engine", code="engine_error")
+                    if delta.finish_reason is not None and progress.finish_reason is None:  # a stop string
+                        self._client.abort(self._adds[p].id, progress.choice)
+                    yield choice, delta
+            reason = FinishReason.STOP
+        except EngineDead as e:
+            reason = FinishReason.ERROR
+            raise ApiError(500, str(e), code="engine_dead") from None
+        except ApiError:
+            reason = FinishReason.ERROR
+            raise
+        finally:
+            reasons = [output.finish_reason or reason for output in self.outputs]
+            self._metrics.end(reasons, sum(self._num_cached), time.monotonic() - started)
+
+    def usage(self) -> dict[str, object]:
+        """OpenAI's usage object: each prompt counts once, tokens behind a stop string do not count."""
+        prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
+        completion_tokens = sum(output.num_tokens for output in self.outputs)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._num_cached)},
+        }
+
+
+async def _merge(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Progress], None]:
+    """Items of all streams with the stream's index, in order of arrival. Ends when all have ended."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for progress in only:
+                yield 0, progress
+        return
+    arrived: asyncio.Queue[tuple[int, Progress | Exception | None]] = asyncio.Queue()
+
+    async def pump(index: int, stream: Stream) -> None:
+        try:
+            async for progress in stream:
+                arrived.put_nowait((index, progress))
+        except Exception as e:
+            arrived.put_nowait((index, e))
+        else:
+            arrived.put_nowait((index, None))
+
+    pumps = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(streams)]
+    try:
+        num_open = len(streams)
+        while num_open:
+            index, item = await arrived.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_open -= 1
+            else:
+                yield index, item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()

@@ -1,0 +1,86 @@
+"""Logprobs as OpenAI's two APIs and vLLM's prompt_logprobs write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.request import TokenLogprobs
+from octavo.text.tokenizer import Tokenizer
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """What a token stands for by itself; a part of a character is U+FFFD."""
+    return tokenizer.id_to_bytes(token).decode("utf-8", "replace")
+
+
+def chat_logprobs(tokenizer: Tokenizer, scores: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    """The `logprobs` object of a chat choice."""
+    return {
+        "content": [
+            {
+                **_chat_token(tokenizer, score.token_id, score.logprob),
+                "top_logprobs": [
+                    _chat_token(tokenizer, token, logprob)
+                    for token, logprob in zip(score.top_ids, score.top_logprobs, strict=True)
+                ],
+            }
+            for score in scores
+        ],
+        "refusal": None,
+    }
+
+
+def _chat_token(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
+    data = tokenizer.id_to_bytes(token)
+    return {"token": data.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(data)}
+
+
+class CompletionLogprobs:
+    """The `logprobs` object of a completion choice; keeps the text offset from one chunk to the next."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._offset = 0
+
+    def write(self, scores: Sequence[TokenLogprobs], prompt_start: int | None = None) -> dict[str, Any]:
+        """`prompt_start`: an unscored first prompt token that comes before `scores` (echo)."""
+        tokens: list[str] = []
+        logprobs: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        if prompt_start is not None:
+            tokens.append(token_text(self._tokenizer, prompt_start))
+            logprobs.append(None)
+            tops.append(None)
+        for score in scores:
+            tokens.append(token_text(self._tokenizer, score.token_id))
+            logprobs.append(_finite(score.logprob))
+            top: dict[str, float] = {}
+            for token, logprob in zip(score.top_ids, score.top_logprobs, strict=True):
+                top.setdefault(token_text(self._tokenizer, token), _finite(logprob))
+            top.setdefault(tokens[-1], _finite(score.logprob))
+            tops.append(top)
+        offsets = []
+        for text in tokens:
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+
+def prompt_logprobs(tokenizer: Tokenizer, scores: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
+    """vLLM's form: nothing for the first token, then id -> score of the token and of the best alternatives."""
+    positions: list[dict[str, Any] | None] = [None]
+    for score in scores:
+        entry = {
+            str(token): {"logprob": _finite(logprob), "rank": rank, "decoded_token": token_text(tokenizer, token)}
+            for rank, (token, logprob) in enumerate(zip(score.top_ids, score.top_logprobs, strict=True), 1)
+        }
+        own = {"logprob": _finite(score.logprob), "rank": score.rank}
+        entry[str(score.token_id)] = {**own, "decoded_token": token_text(tokenizer, score.token_id)}
+        positions.append(entry)
+    return positions
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; a masked token is as unlikely as can be written."""
+    return max(logprob, -9999.0)

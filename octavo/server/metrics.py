@@ -1,0 +1,116 @@
+"""The series of /metrics. Names are an interface: they are only ever added to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from octavo.engine.messages import Stats
+from octavo.request import FinishReason
+
+_FIRST_TOKEN = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)  # seconds
+_BETWEEN_TOKENS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2)
+_WHOLE = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
+
+_GAUGES = {
+    "num_running": ("octavo_requests_running", "Choices that are being computed."),
+    "num_waiting": ("octavo_requests_waiting", "Choices that wait for a place."),
+    "kv_blocks_total": ("octavo_kv_blocks", "KV blocks there are."),
+    "kv_blocks_held": ("octavo_kv_blocks_held", "Distinct KV blocks that live requests refer to."),
+    "kv_blocks_cached": ("octavo_kv_blocks_cached", "KV blocks that only the prefix index keeps."),
+    "kv_slots_filled": ("octavo_kv_slots_filled", "Token slots written in held blocks."),
+}
+_COUNTERS = {
+    "steps": ("octavo_engine_steps", "Steps computed."),
+    "step_seconds": ("octavo_engine_step_seconds", "Time spent in steps."),
+    "prompt_tokens": ("octavo_engine_prompt_tokens", "Prompt tokens computed."),
+    "cached_tokens": ("octavo_engine_cached_tokens", "Prompt tokens taken from the prefix cache."),
+    "output_tokens": ("octavo_engine_output_tokens", "Tokens drawn, those behind a stop string included."),
+    "preemptions": ("octavo_engine_preemptions", "Choices put back to wait for want of KV blocks."),
+    "recomputed_tokens": ("octavo_engine_recomputed_tokens", "Tokens computed again after a preemption."),
+}
+
+
+class Metrics:
+    """All series of one server. `stats` gives the engine's latest numbers. Nothing here raises for a bad number."""
+
+    def __init__(self, stats: Callable[[], Stats]) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_EngineCollector(stats))
+        registry = self.registry
+        self._responses = Counter("octavo_http_responses", "HTTP answers.", ["path", "status"], registry=registry)
+        self._open = Gauge("octavo_http_requests_open", "Generation requests being answered.", registry=registry)
+        self._prompts = Counter("octavo_prompts", "Prompts accepted.", registry=registry)
+        self._prompt_tokens = Counter("octavo_prompt_tokens", "Tokens in the prompts accepted.", registry=registry)
+        self._cached_tokens = Counter(
+            "octavo_prompt_tokens_cached", "Of these, taken from the prefix cache.", registry=registry
+        )
+        self._output_tokens = Counter("octavo_output_tokens", "Tokens in answers.", registry=registry)
+        self._choices = Counter("octavo_choices_finished", "Choices ended, by reason.", ["reason"], registry=registry)
+        self._first = Histogram(
+            "octavo_time_to_first_token_seconds", "From a request to the first token of a choice.",
+            buckets=_FIRST_TOKEN, registry=registry,
+        )  # fmt: skip
+        self._between = Histogram(
+            "octavo_inter_token_seconds",
+            "Between two deliveries of a choice.",
+            buckets=_BETWEEN_TOKENS,
+            registry=registry,
+        )
+        self._whole = Histogram(
+            "octavo_request_seconds", "From a request to its end.", buckets=_WHOLE, registry=registry
+        )
+        self._startup = Gauge(
+            "octavo_startup_seconds", "Time of each phase of the start.", ["phase"], registry=registry
+        )
+        for reason in FinishReason:
+            self._choices.labels(reason.value)
+
+    @property
+    def num_open(self) -> int:
+        """Generation requests being answered now."""
+        return int(self._open._value.get())
+
+    def begin(self, num_prompts: int, num_tokens: int) -> None:
+        self._open.inc()
+        self._prompts.inc(num_prompts)
+        self._prompt_tokens.inc(num_tokens)
+
+    def tokens(self, count: int, seconds: float, first: bool) -> None:
+        (self._first if first else self._between).observe(seconds)
+        self._output_tokens.inc(count)
+
+    def end(self, reasons: Iterable[FinishReason], num_cached: int, seconds: float) -> None:
+        for reason in reasons:
+            self._choices.labels(reason.value).inc()
+        self._cached_tokens.inc(num_cached)
+        self._whole.observe(seconds)
+        self._open.dec()
+
+    def response(self, path: str, status: int) -> None:
+        self._responses.labels(path, str(status)).inc()
+
+    def startup(self, phases: dict[str, float]) -> None:
+        for phase, seconds in phases.items():
+            self._startup.labels(phase).set(seconds)
+
+    def text(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class _EngineCollector(Collector):
+    def __init__(self, stats: Callable[[], Stats]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
+        stats = self._stats()
+        for field, (name, help) in _GAUGES.items():
+            yield GaugeMetricFamily(name, help, value=getattr(stats, field))
+        waste = stats.kv_blocks_held * 16 - stats.kv_slots_filled
+        yield GaugeMetricFamily("octavo_kv_slots_wasted", "Slots of held blocks that hold no token.", value=waste)
+        for field, (name, help) in _COUNTERS.items():
+            yield CounterMetricFamily(name, help, value=getattr(stats, field))

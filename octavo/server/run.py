@@ -1,0 +1,112 @@
+"""Runs the API process: listens at once, serves when the engine is ready, ends in order.
+
+Imported after the engine process was launched, so that both start at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+import uvloop
+
+from octavo.config import ServerConfig
+from octavo.engine.client import EngineClient
+from octavo.engine.messages import Ready
+from octavo.server.app import Service, create_app
+from octavo.text.tokenizer import load_tokenizer
+
+GOODBYE_SECONDS = 1.0
+"""For open streams to be told how they ended, once the drain is over or the engine has died."""
+
+
+def run(
+    config: ServerConfig,
+    client: EngineClient,
+    listener: socket.socket,
+    model: str,
+    on_ready: Callable[[Ready, float], None],
+) -> str | None:
+    """Serve until told to end. None: ended in order; otherwise why not.
+
+    `listener` is bound. on_ready(engine's Ready, seconds of loading the tokenizer) is called once.
+    Raises EngineError where the engine could not start, CheckpointError where the tokenizer cannot be read.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config, client, listener, model, on_ready))
+
+
+async def _serve(
+    config: ServerConfig,
+    client: EngineClient,
+    listener: socket.socket,
+    model: str,
+    on_ready: Callable[[Ready, float], None],
+) -> str | None:
+    service = Service(config, client, model)
+    server = _Server(service)
+
+    async def prepare() -> None:
+        started = time.perf_counter()
+        service.tokenizer = await asyncio.to_thread(load_tokenizer, Path(config.model))
+        seconds = time.perf_counter() - started
+        ready = await client.ready()
+        service.metrics.startup({**ready.phases, "tokenizer": seconds})
+        on_ready(ready, seconds)
+
+    listening = asyncio.ensure_future(client.ready())  # from here on the engine is heard
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    ending = asyncio.create_task(server.drained())
+    preparing = asyncio.create_task(prepare())
+    try:
+        await asyncio.wait((preparing, ending), return_when=asyncio.FIRST_COMPLETED)
+        if ending.done():
+            return None
+        preparing.result()
+        dying = asyncio.ensure_future(client.wait_dead())
+        await asyncio.wait((dying, ending), return_when=asyncio.FIRST_COMPLETED)
+        return dying.result() if dying.done() else None
+    finally:
+        await client.close()
+        server.should_exit = True
+        ending.cancel()
+        await asyncio.gather(listening, serving, ending, preparing, return_exceptions=True)
+
+
+class _Server(uvicorn.Server):
+    """A first signal begins the drain instead of closing the listener; a second ends it."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(service),
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=GOODBYE_SECONDS,  # type: ignore[arg-type]
+            )
+        )
+        self._service = service
+        self._told = asyncio.Event()
+        self._told_again = False
+        self._loop = asyncio.get_running_loop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._told_again = self._service.draining
+        self._service.draining = True
+        self._loop.call_soon_threadsafe(self._told.set)
+
+    async def drained(self) -> None:
+        """Until a signal came and then no request is open, or the time for that is over."""
+        await self._told.wait()
+        deadline = time.monotonic() + self._service.config.drain_seconds
+        while self._service.metrics.num_open and time.monotonic() < deadline and not self._told_again:
+            await asyncio.sleep(0.05)
