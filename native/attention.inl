@@ -39,6 +39,29 @@ struct Pages {
   VEC_INLINE const uint8_t* block(int i) const { return base + blocks[i] * stride; }
 };
 
+// acc[r][n] += word of row r times line n. The smaller side stays in registers.
+template <class Kv, int R, int N, int Stride>
+VEC_INLINE void dots(f32x16 (&acc)[R][N], const uint32_t* words, const uint8_t* const (&lines)[N], int64_t at) {
+  if constexpr (R > N) {
+    i32x16 line[N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) line[n] = load_line(lines[n] + at);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++) {
+      const uint32_t word = words[r * Stride];
+#pragma GCC unroll 8
+      for (int n = 0; n < N; n++) acc[r][n] = Kv::dot(acc[r][n], line[n], word);
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) {
+      const i32x16 line = load_line(lines[n] + at);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; r++) acc[r][n] = Kv::dot(acc[r][n], line, words[r * Stride]);
+    }
+  }
+}
+
 // Scores of R rows with P panels of 16 tokens: out[r * kKvTile + 16 * p + token]. q[r * kQueryWords + word]. The values of
 // these blocks are prefetched.
 template <class Kv, int R, int P>
@@ -53,12 +76,8 @@ VEC_INLINE void score_panels(const uint32_t* q, int words, const Pages& pages, i
   }
   for (int d = 0; d < words; d++) {
 #pragma GCC unroll 8
-    for (int p = 0; p < P; p++) {
-      i32x16 line = load_line(keys[p] + d * 64);
-      prefetch(keys[p] + (words + d) * 64);
-#pragma GCC unroll 12
-      for (int r = 0; r < R; r++) acc[r][p] = Kv::dot(acc[r][p], line, q[r * kQueryWords + d]);
-    }
+    for (int p = 0; p < P; p++) prefetch(keys[p] + (words + d) * 64);
+    dots<Kv, R, P, kQueryWords>(acc, q + d, keys, d * 64);
   }
 #pragma GCC unroll 8
   for (int p = 0; p < P; p++)
@@ -123,17 +142,15 @@ VEC_INLINE void add_values(const uint32_t* p, const float* factor, int words, co
     for (int v = 0; v < N; v++) acc[r][v] = load(out + r * dim + dim0 + v * 16) * set1(factor[r]);
   for (int w0 = 0; w0 < words; w0 += kWords) {
     const int b = w0 / kWords, stop = least(kWords, words - w0);
-    const uint8_t* values = pages.block(first + b) + dim * (64 / Kv::kPer) + dim0 * 4;
-    const uint8_t* ahead = b < num_next ? pages.base + next[b] * pages.stride + dim0 * 4 : values;
+    const uint8_t* values[N];
+#pragma GCC unroll 8
+    for (int v = 0; v < N; v++) values[v] = pages.block(first + b) + dim * (64 / Kv::kPer) + dim0 * 4 + v * 64;
+    const uint8_t* ahead = b < num_next ? pages.base + next[b] * pages.stride + dim0 * 4 : values[0];
     for (int w = 0; w < stop; w++) {
       const int64_t at = (int64_t)w * dim * 4;
 #pragma GCC unroll 8
-      for (int v = 0; v < N; v++) {
-        i32x16 line = load_line(values + at + v * 64);
-        prefetch(ahead + at + v * 64);
-#pragma GCC unroll 12
-        for (int r = 0; r < R; r++) acc[r][v] = Kv::dot(acc[r][v], line, p[r * ldp + w0 + w]);
-      }
+      for (int v = 0; v < N; v++) prefetch(ahead + at + v * 64);
+      dots<Kv, R, N, ldp>(acc, p + w0 + w, values, at);
     }
   }
 #pragma GCC unroll 12
