@@ -7,7 +7,7 @@ without a cache. Slow on purpose: no batch, no threads but numpy's own, weights 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from octavo.backends import reference_ops as meaning
 from octavo.backends.base import BLOCK_SIZE, I32, Limits, StepBatch, StepHandle, StepResult, TraceSpan
 from octavo.graph import ops
 from octavo.graph.ir import DType, Graph, Kind, KvGroup, Node, Value
+from octavo.graph.plan import lifetimes
 from octavo.graph.verify import FUSED, verify
 from octavo.sampling.definition import sample
 from octavo.weights.formats import dequantise
@@ -97,6 +98,18 @@ class Interpreter:
         self.values: dict[Value, NDArray[Any]] = {}
         self.result: StepResult | None = None
 
+    def run_all(self, nodes: Sequence[Node], keep: bool = False) -> Iterator[tuple[Node, float]]:
+        """Compute `nodes`, yielding each with its seconds; values are dropped after their last use unless `keep`."""
+        dying: dict[int, list[Value]] = {}
+        for v, (_, last) in lifetimes(self.graph).items():
+            dying.setdefault(last - 1, []).extend([v] if v.kind is Kind.TEMP else [])
+        for i, node in enumerate(nodes):
+            started = time.perf_counter()
+            self.run(node)
+            for v in dying.get(i, ()) if not keep else ():
+                del self.values[v]
+            yield node, time.perf_counter() - started
+
     def get(self, v: Value) -> NDArray[Any]:
         """[rows, cols] of a value or a view; an input of the batch as [rows]."""
         if v.kind is Kind.INPUT:
@@ -114,6 +127,9 @@ class Interpreter:
             for v in base.outs:
                 assert out is not None
                 self.values[v] = out
+        for base in node.expansion:
+            for v in set(base.outs) - set(node.outs):
+                del self.values[v]
 
 
 def _embed(run: Interpreter, node: Node, _: ops.Embed) -> F32:
@@ -207,19 +223,24 @@ class Done(NamedTuple):
 class ReferenceProgram:
     """Runs steps on paged state; the arrays of a result belong to the caller."""
 
-    def __init__(self, graph: Graph, weights: Weights, state: PagedState, limits: Limits) -> None:
+    def __init__(self, graph: Graph, weights: Weights, state: PagedState, limits: Limits, reuse: bool) -> None:
         self._graph = graph
         self._weights = weights
         self._state = state
         self._limits = limits
-        self._logits = np.empty((0, graph.vocab_size), np.float32)
+        self._reuse = reuse
+        self._values: dict[Value, NDArray[Any]] = {}
 
     def run(self, batch: StepBatch) -> StepHandle:
         done, _ = self._run(batch)
         return done
 
     def logits(self) -> F32:
-        return self._logits
+        return next(array for v, array in self._values.items() if v.kind is Kind.OUTPUT)
+
+    def read(self, value: Value) -> NDArray[Any]:
+        """What the last run computed for a root value, decoded; of temps only without `reuse`."""
+        return self._values[value]
 
     def trace(self, batch: StepBatch) -> list[TraceSpan]:
         return self._run(batch)[1]
@@ -230,21 +251,23 @@ class ReferenceProgram:
             if size > most:
                 raise ValueError(f"a step of {size} {name}; the program was compiled for {most}")
         self._state.copy_blocks(batch)
-        step, spans = Interpreter(self._graph, self._weights, self._state, batch), []
+        step = Interpreter(self._graph, self._weights, self._state, batch)
         with np.errstate(all="ignore"):  # NaN and infinity make rows invalid, not warnings
-            for node in self._graph.nodes:
-                started = time.perf_counter()
-                step.run(node)
-                spans.append(TraceSpan(node.op, node.layer, time.perf_counter() - started, 0.0))
-        (logits,) = (v for v in self._graph.values() if v.kind is Kind.OUTPUT)
-        self._logits = step.values[logits]
+            run = step.run_all(self._graph.nodes, keep=not self._reuse)
+            spans = [TraceSpan(node.op, node.layer, seconds, 0.0) for node, seconds in run]
+        self._values = step.values
         assert step.result is not None
         return Done(step.result), spans
 
 
 class ReferenceBackend:
+    """Without `reuse`, every value of a step can be read until the next."""
+
     name = "reference"
     fusions = FUSED  # by their expansions
+
+    def __init__(self, reuse: bool = True) -> None:
+        self._reuse = reuse
 
     def pack(self, graph: Graph, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None) -> Weights:
         """Every tensor that the graph reads, as float32."""
@@ -267,7 +290,7 @@ class ReferenceBackend:
         return PagedState(graph, num_blocks)
 
     def compile(self, graph: Graph, weights: Weights, state: PagedState, limits: Limits) -> ReferenceProgram:
-        return ReferenceProgram(verify(graph), weights, state, limits)
+        return ReferenceProgram(verify(graph), weights, state, limits, self._reuse)
 
 
 def forward_logits(graph: Graph, weights: Weights, token_ids: Sequence[int] | I32) -> F32:
@@ -285,7 +308,6 @@ def forward_logits(graph: Graph, weights: Weights, token_ids: Sequence[int] | I3
         sampling=None,  # type: ignore[arg-type]  # no sample node is run
     )
     step = Interpreter(graph, weights, WholeSequence(), batch)
-    for node in graph.nodes:
-        if not isinstance(node.attrs, ops.Sample):
-            step.run(node)
+    for _ in step.run_all([node for node in graph.nodes if not isinstance(node.attrs, ops.Sample)]):
+        pass
     return next(array for v, array in step.values.items() if v.kind is Kind.OUTPUT)

@@ -34,15 +34,15 @@ def round_bf16(x: F32) -> F32:
 def quantise_a8(x: F32) -> tuple[NDArray[np.int8], F32]:
     """q int8 [n, groups, 32] and scale float32 [n, groups] of x[n, K], zero padded to groups of 32.
 
-    In float32 as the kernels: scale = max|x| / 127, q = rint(x * (127 / max|x|)), ties to even. A group of zeros has
-    scale 0; a group with a NaN or infinity has scale NaN.
+    In float32 as the kernels: scale = max|x| / 127, q = rint(x * (127 / max|x|)), ties to even. Where max|x| is under
+    2^-120 all q are 0; a group with a NaN or infinity has scale NaN.
     """
     n, cols = x.shape
     padded = np.pad(x, ((0, 0), (0, -cols % A8_GROUP))).reshape(n, -1, A8_GROUP)
     most = np.abs(padded).max(axis=2)
     finite = np.isfinite(most)
     scale = np.where(finite, most / np.float32(127), np.float32(np.nan))
-    inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=finite & (most > 0))
+    inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=finite & (most >= 2.0**-120))
     q = np.rint(np.where(finite[..., None], padded, np.float32(0)) * inverse[..., None])
     return q.astype(np.int8), scale
 

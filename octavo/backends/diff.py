@@ -1,0 +1,251 @@
+"""diff: what another backend computes, node by node, against the reference on the same inputs.
+
+The other program runs a whole step without fusion and without reuse, so that every value can be read afterwards. The
+reference computes each node from the inputs that the other program computed, and its outs are compared.
+
+Tolerances are computed (DESIGN section 11): a sum of K products of vectors a, w in arithmetic of unit roundoff u is
+held to C * u * sqrt(K) * |a| * |w|; what is not a sum is held to a few roundings of the result. Rounding, addition
+and the gathering of rows must be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends import reference_ops as meaning
+from octavo.backends.base import BLOCK_SIZE, Backend, Limits, Program, SamplingArrays, StepBatch
+from octavo.backends.reference import Interpreter, PagedState, ReferenceBackend, Weights
+from octavo.graph import ops
+from octavo.graph.ir import DType, Graph, Kind, Node, Value
+from octavo.weights.spec import Checkpoint
+
+F64 = NDArray[np.float64]
+
+C = 4.0
+U32 = 2.0**-24
+U_KV = {DType.BF16: 2.0**-9, DType.F32: U32}
+EXP_ERROR = 4e-7
+"""Relative error of a kernel's exponential (native/math.inl: 2e-7), twice."""
+
+
+class Readable(Program, Protocol):
+    """A program that shows what it computed."""
+
+    def read(self, value: Value) -> NDArray[Any]:
+        """[rows, cols] of a root value after a run, rounded values decoded."""
+        ...
+
+
+class Checked(NamedTuple):
+    """One node compared. Values are those of the element that is worst against its tolerance."""
+
+    step: int
+    node: Node
+    worst: float  # greatest |got - expected| / tolerance; above 1 (or NaN) is out of tolerance
+    row: int
+    col: int
+    got: float
+    expected: float
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        return self.worst <= 1
+
+    def __str__(self) -> str:
+        where = f"layer {self.node.layer}" if self.node.layer >= 0 else "outside of the layers"
+        return (
+            f"step {self.step}, {where}: {self.node!r}: row {self.row}, column {self.col} is {self.got:.9g}, "
+            f"the reference has {self.expected:.9g}, tolerance {self.tolerance:.3g}"
+        )
+
+
+def diff(
+    graph: Graph,
+    checkpoint: Checkpoint,
+    backend: Backend,
+    steps: Sequence[StepBatch] | None = None,
+    report: Callable[[Checked], None] | None = None,
+) -> Checked | None:
+    """The first node of `graph` whose result on `backend` is out of tolerance, or None.
+
+    `backend` must not fuse or reuse memory; its program must be Readable. `report` is told of every node.
+    """
+    steps = example_steps(graph.vocab_size) if steps is None else steps
+    num_blocks = [1 + max(int(table.max()) for b in steps for table in b.block_tables)] * len(graph.groups)
+    limits = Limits(
+        max_tokens=max(len(b.token_ids) for b in steps),
+        max_rows=max(len(b.logit_rows) for b in steps),
+        max_seqs=max(len(b.context_lens) for b in steps),
+        max_model_len=max(int(b.context_lens.max()) for b in steps),
+    )
+    weights = ReferenceBackend().pack(graph, checkpoint)
+    program: Any = backend.compile(
+        graph, backend.pack(graph, checkpoint), backend.make_state(graph, num_blocks), limits
+    )
+    state = PagedState(graph, num_blocks)
+    for index, batch in enumerate(steps):
+        for checked in compare(graph, program, weights, state, batch, index):
+            if report:
+                report(checked)
+            if not checked.ok:
+                return checked
+    return None
+
+
+def compare(
+    graph: Graph, program: Readable, weights: Weights, state: PagedState, batch: StepBatch, index: int = 0
+) -> list[Checked]:
+    """Run one step on `program` and check every node of it up to the first that is out of tolerance."""
+    result = program.run(batch).result()
+    state.copy_blocks(batch)
+    reference = Interpreter(graph, weights, state, batch)
+    found: list[Checked] = []
+    for node in graph.nodes:
+        for v in node.ins:
+            if v.kind in (Kind.TEMP, Kind.OUTPUT):
+                reference.values[v.root] = program.read(v.root)
+        reference.run(node)
+        if isinstance(node.attrs, ops.Sample):
+            assert reference.result is not None
+            expected = reference.result.token_ids[:, None].astype(np.float64)
+            found.append(_check(index, node, result.token_ids[:, None].astype(np.float64), expected, 0 * expected))
+        for v in node.outs:
+            expected = reference.get(v).astype(np.float64)
+            tolerance = np.broadcast_to(_TOLERANCES[node.op](reference, node, node.attrs), expected.shape)
+            found.append(_check(index, node, program.read(v).astype(np.float64), expected, tolerance))
+        if found and not found[-1].ok:
+            break
+    return found
+
+
+def _check(step: int, node: Node, got: F64, expected: F64, tolerance: F64) -> Checked:
+    error = np.abs(got - expected)
+    ratio = np.where(error <= tolerance, 0.0, np.inf)
+    np.divide(error, tolerance, out=ratio, where=tolerance > 0)
+    ratio = np.where(np.isnan(ratio), np.inf, ratio)
+    if ratio.size == 0:
+        return Checked(step, node, 0.0, 0, 0, 0.0, 0.0, 0.0)
+    row, col = np.unravel_index(int(ratio.argmax()), ratio.shape)
+    values = (float(a[row, col]) for a in (ratio, got, expected, tolerance))
+    worst, got_value, expected_value, limit = values
+    return Checked(step, node, worst, int(row), int(col), got_value, expected_value, limit)
+
+
+# ---- tolerances: absolute, [rows, cols] or what broadcasts to it
+
+
+def _norms(x: NDArray[Any]) -> F64:
+    return np.asarray(np.linalg.norm(x.astype(np.float64), axis=1))
+
+
+def _exact(run: Interpreter, node: Node, _: Any) -> F64:
+    return np.zeros((1, 1))
+
+
+def _embed(run: Interpreter, node: Node, _: Any) -> F64:
+    y = np.abs(run.get(node.outs[0]).astype(np.float64))
+    return np.asarray(4 * U32 * y.max(axis=1, keepdims=True))  # scale * q + minimum, in one or two roundings
+
+
+def _rms_norm(run: Interpreter, node: Node, _: Any) -> F64:
+    y = np.abs(run.get(node.outs[0]).astype(np.float64))
+    return np.asarray((C * U32 * np.sqrt(y.shape[1]) / 2 + 4 * U32) * y)
+
+
+def _linear(run: Interpreter, node: Node, _: Any) -> F64:
+    x, weight = (run.get(v) for v in node.ins[:2])
+    bias = np.abs(run.get(node.ins[2])).astype(np.float64) if len(node.ins) > 2 else np.zeros((1, 1))
+    return np.asarray(C * U32 * (np.sqrt(x.shape[1]) * np.outer(_norms(x), _norms(weight)) + bias))
+
+
+def _rope(run: Interpreter, node: Node, a: ops.Rope) -> F64:
+    x = np.abs(run.get(node.ins[0]).astype(np.float64)).reshape(-1, a.head_dim)
+    most = np.repeat(x.max(axis=1), a.head_dim)
+    return np.asarray(C * U32 * a.scale * most.reshape(len(run.get(node.ins[0])), -1))
+
+
+def _attention(run: Interpreter, node: Node, a: ops.Attention) -> F64:
+    """Score error e moves a probability by e * ln 2; each probability is rounded once to the KV type."""
+    dtype = run.graph.groups[a.group].dtype
+    layer = run.graph.groups[a.group].layers.index(node.layer)
+    q = run.get(node.ins[0]).reshape(-1, a.heads, a.head_dim)
+    tolerance = np.empty_like(q, np.float64)
+    for s, (first, last) in enumerate(zip(run.batch.seq_starts[:-1], run.batch.seq_starts[1:], strict=True)):
+        k, v = run.state.read(a.group, layer, run.batch, s)
+        start = int(run.batch.context_lens[s] - (last - first))
+        mean_abs = meaning.attention(q[first:last], k, np.abs(v), start, a.scale, dtype)
+        for head in range(a.heads):
+            keys = k[:, head // (a.heads // a.kv_heads)]
+            scaled = _norms(q[first:last, head]) * a.scale * meaning.LOG2_E
+            score_error = C * U32 * np.sqrt(a.head_dim) * scaled * _norms(keys).max()
+            relative = 2 * np.log(2) * score_error + EXP_ERROR + C * U32 * np.sqrt(len(keys))
+            # Rounding errors of probabilities that differ in sign add like a root of a sum; one alone dominates at most.
+            relative += 2 * U_KV[dtype]
+            tolerance[first:last, head] = relative[:, None] * mean_abs[:, head]
+    return np.asarray(tolerance.reshape(len(q), -1))
+
+
+def _act_mul(run: Interpreter, node: Node, _: Any) -> F64:
+    gate = np.abs(run.get(node.ins[0]).astype(np.float64))
+    y = np.abs(run.get(node.outs[0]).astype(np.float64))
+    return np.asarray((EXP_ERROR + 8 * U32 + 2 * U32 * gate) * y + 2.0**-120)
+
+
+_TOLERANCES: dict[str, Callable[[Interpreter, Node, Any], F64]] = {
+    "embed": _embed, "rms_norm": _rms_norm, "round": _exact, "linear": _linear, "rope": _rope, "attention": _attention,
+    "act_mul": _act_mul, "add": _exact, "gather_rows": _exact,
+}  # fmt: skip
+
+
+# ---- steps to compare on
+
+
+def example_steps(vocab_size: int, seed: int = 0) -> list[StepBatch]:
+    """Two sequences of random ids: one prompt that fills the large plan, then its next token beside a short prompt."""
+    rng = np.random.default_rng(seed)
+    first, second = rng.integers(vocab_size, size=70), rng.integers(vocab_size, size=19)
+    tables = {0: [1, 3, 5, 7, 9], 1: [8, 2]}
+    return [
+        make_step([(first[:69], 0, tables[0])]),
+        make_step([(first[69:], 69, tables[0]), (second, 0, tables[1])]),
+    ]
+
+
+def make_step(work: Sequence[tuple[Sequence[int] | NDArray[Any], int, Sequence[int]]]) -> StepBatch:
+    """A step of (token ids, position of the first, block table) per sequence; greedy logits of each last token."""
+    lengths = [len(ids) for ids, _, _ in work]
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    contexts = [start + n for (_, start, _), n in zip(work, lengths, strict=True)]
+    table = np.zeros((len(work), max(-(-n // BLOCK_SIZE) for n in contexts)), np.int32)
+    for row, (n, (_, _, blocks)) in enumerate(zip(contexts, work, strict=True)):
+        used = -(-n // BLOCK_SIZE)
+        table[row, :used] = blocks[:used]
+    return StepBatch(
+        token_ids=np.concatenate([np.asarray(ids, np.int32) for ids, _, _ in work]),
+        positions=np.concatenate([np.arange(s, s + len(ids), dtype=np.int32) for ids, s, _ in work]),
+        seq_starts=starts,
+        context_lens=np.array(contexts, np.int32),
+        block_tables=(table,),
+        copies=(np.zeros((0, 2), np.int32),),
+        logit_rows=starts[1:] - 1,
+        sampling=greedy(np.array(contexts, np.int32)),
+    )
+
+
+def greedy(positions: NDArray[np.int32]) -> SamplingArrays:
+    """Greedy draws of the tokens at `positions` [R], with scores of the chosen token alone."""
+    n = len(positions)
+    zeros, ones = np.zeros(n, np.float32), np.ones(n, np.float32)
+    ints, starts = np.zeros(n, np.int32), np.zeros(n + 1, np.int32)
+    nothing, none = np.zeros(0, np.int32), np.full(n, -1, np.int32)
+    return SamplingArrays(
+        temperature=zeros, top_k=ints, top_p=ones, min_p=zeros, repetition=ones, presence=zeros, frequency=zeros,
+        noise_key=np.zeros(n, np.uint64), position=positions, num_top=ints, target=none, bias_starts=starts,
+        bias_ids=nothing, bias_values=np.zeros(0, np.float32), history_starts=starts, history_ids=nothing,
+        history_counts=nothing,
+    )  # fmt: skip
