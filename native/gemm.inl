@@ -15,7 +15,7 @@ VEC_INLINE const uint8_t* task_data(const Weight& w, int task) {
 // y[r * 32 ..] = rows [row, row + MR) of x times one panel w. Per group of 32 K: exact int32 sums, then one fma.
 // Rows take turns in groups, so that the dots of one row hide the latency of another's.
 template <Format F, int MR>
-GEMM_TILE void tile_a8(const uint8_t* w, const Activation& x, int row, float* y, bool fetch) {
+GEMM_TILE static void tile_a8(const uint8_t* w, const Activation& x, int row, float* y, bool fetch) {
   constexpr int kLinesBytes = F == Format::W8 ? 512 : 256;  // of a group
   constexpr int kUnit = unit_bytes(F);
   const int64_t rows = x.rows;
@@ -72,7 +72,7 @@ template <class T>
 VEC_INLINE const T* row_of(const T* const* base, int64_t ld, int r) { return base[r / 3] + ld * (r % 3); }
 
 template <int MR>
-GEMM_TILE void tile_bf16(const uint8_t* w, int pairs, const uint16_t* x, int64_t ld, float* y, bool fetch) {
+GEMM_TILE static void tile_bf16(const uint8_t* w, int pairs, const uint16_t* x, int64_t ld, float* y, bool fetch) {
   f32x16 acc[MR][2];
   GEMM_UNROLL for (int r = 0; r < MR; r++) acc[r][0] = acc[r][1] = zero();
   const uint16_t* base[(MR + 2) / 3];
@@ -92,7 +92,7 @@ GEMM_TILE void tile_bf16(const uint8_t* w, int pairs, const uint16_t* x, int64_t
 
 // y += x[MR][k] * w[k][32], F32 or F16
 template <Format F, int MR>
-GEMM_TILE void tile_f32(const uint8_t* w, int k, const float* x, int64_t ld, float* y, bool fetch) {
+GEMM_TILE static void tile_f32(const uint8_t* w, int k, const float* x, int64_t ld, float* y, bool fetch) {
   constexpr int kStep = unit_bytes(F) / 64;
   f32x16 acc[MR][2];
   GEMM_UNROLL for (int r = 0; r < MR; r++) acc[r][0] = load(y + r * 32), acc[r][1] = load(y + r * 32 + 16);
@@ -202,7 +202,7 @@ VEC_INLINE void finish_silu_mul(const GemmArgs& a, int task, int row, int n, con
 }
 
 template <class Product>
-void gemm(const GemmArgs& a, int task0, int task1) {
+static void gemm(const GemmArgs& a, int task0, int task1) {
   alignas(64) float y[Product::kRows * kTaskCols], up[Product::kRows * kTaskCols];
   const int rows = a.x->rows;
   for (int task = task0; task < task1; task++) {

@@ -169,7 +169,7 @@ struct Kernels {
   int (*gumbel_argmax)(const float* x, int n, float max, float inv_temperature, uint64_t key, int position, Cut cut);
 };
 
-// null where this build or machine lacks the level (CPUID and XCR0 are checked)
+// The tables themselves: kernels_of (cpu.h) tells which of them this machine can run.
 const Kernels* kernels_generic();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
