@@ -1,0 +1,39 @@
+// The attention work of one step: made once, used by every layer with the same KV group and number of heads.
+#pragma once
+#include <vector>
+
+#include "batch.h"
+#include "kernels.h"
+#include "memory.h"
+
+namespace octavo {
+
+struct AttnMerge {  // all splits of one tile of rows
+  int tok0, ntok, kv_head, nsplit;
+  const float* partial;
+};
+
+class AttnPlan {
+ public:
+  // Reserves (touched on use) the partial results of the few items that are split among threads.
+  AttnPlan(int group, int heads, int kv_heads, int head_dim, int max_model_len, int workers);
+
+  int group() const { return group_; }
+  int heads() const { return heads_; }
+  void make(const Batch& batch);
+
+  const std::vector<AttnItem>& items() const { return items_; }    // longest first
+  const std::vector<AttnMerge>& merges() const { return merges_; }  // after all items; mostly none
+
+ private:
+  void split();
+
+  int group_, heads_, kv_heads_, head_dim_, tile_, workers_;
+  size_t partial_floats_;  // of one split of one tile
+  int max_splits_;
+  Memory partials_;
+  std::vector<AttnItem> items_, whole_;
+  std::vector<AttnMerge> merges_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,362 @@
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+#include "plan.h"
+
+namespace octavo {
+namespace {
+
+// Up to this many rows a rounding pass is split by columns: otherwise threads write the same lines of the rounded rows.
+constexpr int kFewRows = 64;
+
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
+
+struct Program::Step {
+  const Batch& batch;
+  const SampledArrays& out;
+  int plan;
+};
+
+// ---------------------------------------------------------------- the step
+
+void Program::run(const Batch& batch, const SampledArrays& out, std::vector<Span>* spans) {
+  check_batch(batch, spec_.limits, out.top_width);
+  const Step step{batch, out, batch.tokens <= spec_.small_tokens ? 0 : 1};
+  for (size_t g = 0; g < slots_.size(); g++)
+    for (int s = 0; s < batch.seqs; s++)
+      for (int t = batch.seq_starts[s]; t < batch.seq_starts[s + 1]; t++)
+        slots_[g][static_cast<size_t>(t)] = batch.tables[g].blocks[int64_t{s} * batch.tables[g].width + batch.positions[t] / kBlock];
+  for (AttnPlan& plan : attn_plans_) plan.make(batch);
+  for (Counter& c : counters_) c.next.store(0, std::memory_order_relaxed);
+  if (spans)
+    pool_->run([&](int worker) { work<true>(step, worker, spans); });
+  else
+    pool_->run([&](int worker) { work<false>(step, worker, nullptr); });
+  last_tokens_ = batch.tokens;
+  last_rows_ = batch.rows;
+  last_plan_ = step.plan;
+}
+
+template <bool timed>
+void Program::work(const Step& step, int worker, std::vector<Span>* spans) {
+  double start = timed ? seconds() : 0;
+  auto mark = [&](int node, double wait) {
+    if (!timed || worker) return;
+    const double now = seconds();
+    spans->push_back({node, now - start, wait});
+    start = now;
+  };
+  prepare(step, worker);
+  pool_->barrier();
+  mark(-1, 0);
+  for (size_t i = 0; i < spec_.nodes.size(); i++) {
+    const Node& node = spec_.nodes[i];
+    if (node.barrier[step.plan]) pool_->barrier();
+    const double wait = timed ? seconds() - start : 0;
+    execute(node, step, worker);
+    mark(static_cast<int>(i), wait);
+  }
+}
+
+// Copies of blocks, and the cosines and sines of this step.
+void Program::prepare(const Step& step, int worker) {
+  const Batch& b = step.batch;
+  if (spec_.poison) {
+    const Range bytes = share(static_cast<int>(arena_.bytes() / kLine), pool_->size(), worker);
+    std::memset(arena_.data() + static_cast<size_t>(bytes.begin) * kLine, 0xff, static_cast<size_t>(bytes.end - bytes.begin) * kLine);
+  }
+  for (size_t g = 0; g < spec_.groups.size(); g++) {
+    if (!b.copies[g].n) continue;
+    const GroupSpec& group = spec_.groups[g];
+    const Range heads = share(group.layers * group.kv_heads, pool_->size(), worker);
+    for (int i = heads.begin; i < heads.end; i++) {
+      uint8_t* base = group.memory->data() + static_cast<size_t>(i) * static_cast<size_t>(group.num_blocks) * group.block_bytes();
+      for (int c = 0; c < b.copies[g].n; c++) {
+        const int32_t* pair = b.copies[g].pairs + 2 * c;
+        if (pair[0] == pair[1]) continue;
+        std::memcpy(base + static_cast<size_t>(pair[1]) * group.block_bytes(), base + static_cast<size_t>(pair[0]) * group.block_bytes(), group.block_bytes());
+      }
+    }
+  }
+  const Range rows = share(b.tokens, pool_->size(), worker);
+  for (size_t r = 0; r < spec_.ropes.size(); r++) {
+    const RopeSpec& rope = spec_.ropes[r];
+    const size_t half = rope.inv_freq.size();
+    for (int t = rows.begin; t < rows.end; t++)
+      for (size_t i = 0; i < half; i++) {
+        const double angle = b.positions[t] * rope.inv_freq[i];
+        cos_[r][static_cast<size_t>(t) * half + i] = static_cast<float>(std::cos(angle) * rope.scale);
+        sin_[r][static_cast<size_t>(t) * half + i] = static_cast<float>(std::sin(angle) * rope.scale);
+      }
+  }
+}
+
+void Program::execute(const Node& n, const Step& step, int worker) {
+  const int plan = step.plan, workers = pool_->size();
+  const int rows = n.op == Op::KvWrite || n.op == Op::Sample ? step.batch.tokens : rows_of(n.out, step);
+  const Range mine = share(rows, workers, worker);
+  switch (n.op) {
+    case Op::Embed: {
+      const Weight& w = weights_[static_cast<size_t>(n.weights[0])];
+      kernels_.embed[static_cast<int>(w.format)](w, step.batch.token_ids, f32(n.out, plan), ld(n.out), mine.begin, mine.end);
+      break;
+    }
+    case Op::RmsNorm:
+      kernels_.rms_norm(f32(n.a, plan), ld(n.a), vector_of(n), n.eps, n.a.cols, f32(n.out, plan), ld(n.out), mine.begin, mine.end);
+      break;
+    case Op::Round:
+    case Op::NormRound: {
+      const Activation y = activation(n.out, plan, rows);
+      const bool by_columns = rows <= kFewRows;
+      const Range groups = by_columns ? share(y.k_pad / 32, workers, worker) : Range{0, y.k_pad / 32};
+      const Range r = by_columns ? Range{0, rows} : mine;
+      if (n.op == Op::Round)
+        kernels_.round(f32(n.a, plan), ld(n.a), y, r.begin, r.end, groups.begin, groups.end);
+      else
+        kernels_.norm_round(f32(n.a, plan), ld(n.a), vector_of(n), n.eps, n.a.cols, y, r.begin, r.end, groups.begin, groups.end);
+      break;
+    }
+    case Op::Linear:
+    case Op::LinearAdd:
+    case Op::LinearActMulRound:
+      if (rows) linear(n, step, worker);
+      break;
+    case Op::Rope:
+    case Op::KvWrite:
+    case Op::RopeKvWrite:
+      rope_kv(n, step, worker);
+      break;
+    case Op::Attention:
+      attention(n, step, worker);
+      break;
+    case Op::ActMul:
+      kernels_.silu_mul(f32(n.a, plan), ld(n.a), f32(n.b, plan), ld(n.b), f32(n.out, plan), ld(n.out), n.out.cols, mine.begin, mine.end);
+      break;
+    case Op::Add:
+      kernels_.add(f32(n.a, plan), ld(n.a), f32(n.b, plan), ld(n.b), f32(n.out, plan), ld(n.out), n.out.cols, mine.begin, mine.end);
+      break;
+    case Op::GatherRows:
+      for (int r = mine.begin; r < mine.end; r++)
+        std::memcpy(f32(n.out, plan) + r * ld(n.out), f32(n.a, plan) + step.batch.logit_rows[r] * ld(n.a), static_cast<size_t>(n.a.cols) * sizeof(float));
+      break;
+    case Op::Sample:
+      sample(n, step, worker);
+      break;
+  }
+}
+
+// ---------------------------------------------------------------- nodes of several kernel calls
+
+// Threads split the columns of all parts together, 32 at a time.
+void Program::linear(const Node& n, const Step& step, int worker) {
+  const int rows = rows_of(n.out, step);
+  const Activation x = activation(n.a, step.plan, rows);
+  GemmArgs args{};
+  args.x = &x;
+  if (n.op == Op::LinearActMulRound) {
+    const Activation y = activation(n.out, step.plan, rows);
+    args.w = &weights_[static_cast<size_t>(n.weights[0])];
+    args.w_up = &weights_[static_cast<size_t>(n.weights[1])];
+    args.epilogue = Epilogue::SiluMulRound;
+    args.act = &y;
+    const Range tasks = share(args.w->n_pad / kTaskCols, pool_->size(), worker);
+    kernels_.gemm[static_cast<int>(args.w->format)][static_cast<int>(x.act)](args, tasks.begin, tasks.end);
+    return;
+  }
+  args.epilogue = n.op == Op::LinearAdd ? Epilogue::Add : Epilogue::Store;
+  args.out = f32(n.out, step.plan);
+  args.ld_out = ld(n.out);
+  if (n.op == Op::LinearAdd) {
+    args.residual = f32(n.b, step.plan);
+    args.ld_residual = ld(n.b);
+  }
+  args.bias = n.vector < 0 ? nullptr : vector_of(n);
+  int tasks = 0, first = 0;
+  for (int index : n.weights) tasks += weights_[static_cast<size_t>(index)].n_pad / kTaskCols;
+  const Range mine = share(tasks, pool_->size(), worker);
+  for (int index : n.weights) {
+    args.w = &weights_[static_cast<size_t>(index)];
+    const int count = args.w->n_pad / kTaskCols;
+    const int begin = std::max(mine.begin - first, 0), end = std::min(mine.end - first, count);
+    if (begin < end) kernels_.gemm[static_cast<int>(args.w->format)][static_cast<int>(x.act)](args, begin, end);
+    first += count;
+    args.out += args.w->n;
+    if (args.residual) args.residual += args.w->n;
+    if (args.bias) args.bias += args.w->n;
+  }
+}
+
+// Few rows are split by heads, more by rows, at even positions: two tokens share words of V. k is rotated aside.
+void Program::rope_kv(const Node& n, const Step& step, int worker) {
+  const Batch& b = step.batch;
+  const int workers = pool_->size(), dim = n.head_dim;
+  const bool by_heads = b.tokens < 4 * workers;
+  Range rows{0, b.tokens};
+  if (!by_heads) {
+    rows = share(b.tokens, workers, worker);
+    if (rows.begin > 0) rows.begin += b.positions[rows.begin] & 1;
+    if (rows.end < b.tokens) rows.end += b.positions[rows.end] & 1;
+  }
+  auto heads_of = [&](int heads) { return by_heads ? share(heads, workers, worker) : Range{0, heads}; };
+
+  RopeArgs rope{};
+  size_t half = 0;
+  if (n.op != Op::KvWrite) {
+    half = spec_.ropes[static_cast<size_t>(n.rope)].inv_freq.size();
+    rope.x = f32(n.a, step.plan);
+    rope.ldx = ld(n.a);
+    rope.out = f32(n.out, step.plan);
+    rope.ld_out = ld(n.out);
+    rope.heads = n.a.cols / dim;
+    rope.head_dim = dim;
+    rope.rot = 2 * static_cast<int>(half);
+    rope.neox = n.neox;
+    rope.cos = cos_[static_cast<size_t>(n.rope)].data();
+    rope.sin = sin_[static_cast<size_t>(n.rope)].data();
+    const Range heads = heads_of(rope.heads);
+    kernels_.rope(rope, rows.begin, rows.end, heads.begin, heads.end);
+  }
+  if (n.op == Op::Rope) return;
+
+  KvWriteArgs write{};
+  write.kv = spec_.groups[static_cast<size_t>(n.group)].layer(n.group_layer);
+  write.k = f32(n.b, step.plan);
+  write.ldk = ld(n.b);
+  write.v = f32(n.c, step.plan);
+  write.ldv = ld(n.c);
+  write.positions = b.positions;
+  write.slots = slots_[static_cast<size_t>(n.group)].data();
+  write.tokens = b.tokens;
+  const Range heads = heads_of(write.kv.kv_heads);
+  const auto kv_write = kernels_.kv_write[static_cast<int>(write.kv.type)];
+  if (n.op == Op::KvWrite) return kv_write(write, rows.begin, rows.end, heads.begin, heads.end);
+
+  for (int row = rows.begin; row < rows.end; row += kBlock) {
+    const int count = std::min(kBlock, rows.end - row);
+    RopeArgs part = rope;
+    part.x = write.k + row * write.ldk;
+    part.ldx = write.ldk;
+    part.out = workers_[static_cast<size_t>(worker)].rotated.data();
+    part.ld_out = int64_t{write.kv.kv_heads} * dim;
+    part.heads = write.kv.kv_heads;
+    part.cos += static_cast<size_t>(row) * half;
+    part.sin += static_cast<size_t>(row) * half;
+    kernels_.rope(part, 0, count, heads.begin, heads.end);
+    KvWriteArgs rotated = write;
+    rotated.k = part.out;
+    rotated.ldk = part.ld_out;
+    rotated.v += row * write.ldv;
+    rotated.positions += row;
+    rotated.slots += row;
+    rotated.tokens = count;
+    kv_write(rotated, 0, count, heads.begin, heads.end);
+  }
+}
+
+void Program::attention(const Node& n, const Step& step, int worker) {
+  const size_t index = static_cast<size_t>(&n - spec_.nodes.data());
+  const AttnPlan& plan = attn_plans_[static_cast<size_t>(attn_plan_of_[index])];
+  const Activation y = activation(n.out, step.plan, step.batch.tokens);
+  AttnArgs args{};
+  args.kv = spec_.groups[static_cast<size_t>(n.group)].layer(n.group_layer);
+  args.q = f32(n.a, step.plan);
+  args.ldq = ld(n.a);
+  args.heads = n.heads;
+  args.scale_log2e = static_cast<float>(n.scale * 1.4426950408889634);
+  args.out = y.act == Act::F32 ? y.f : nullptr;
+  args.ld_out = y.ld;
+  args.act = y.act == Act::F32 ? nullptr : &y;
+  const auto kernel = kernels_.attention[static_cast<int>(args.kv.type)];
+  const int count = static_cast<int>(plan.items().size());
+  for (int i; (i = counters_[index].next.fetch_add(1, std::memory_order_relaxed)) < count;) kernel(args, plan.items()[static_cast<size_t>(i)]);
+  if (args.act && y.k < y.k_pad && worker == 0)  // the padding, which no item writes
+    kernels_.round(args.q, args.ldq, y, 0, y.rows, y.k / 32, y.k_pad / 32);
+  if (plan.merges().empty()) return;
+  pool_->barrier();
+  const Range mine = share(static_cast<int>(plan.merges().size()), pool_->size(), worker);
+  for (int i = mine.begin; i < mine.end; i++) {
+    const AttnMerge& m = plan.merges()[static_cast<size_t>(i)];
+    kernels_.attention_merge(args, m.tok0, m.ntok, m.kv_head, m.partial, m.nsplit);
+  }
+}
+
+void Program::sample(const Node& n, const Step& step, int worker) {
+  const size_t index = static_cast<size_t>(&n - spec_.nodes.data());
+  float* logits = f32(n.a, step.plan);
+  for (int r; (r = counters_[index].next.fetch_add(1, std::memory_order_relaxed)) < step.batch.rows;)
+    sample_row(kernels_, step.batch.sampling, r, logits + r * ld(n.a), spec_.limits.vocab, workers_[static_cast<size_t>(worker)].sample, step.out);
+}
+
+// ---------------------------------------------------------------- operands
+
+int Program::rows_of(const Operand& x, const Step& step) const {
+  return spec_.values[static_cast<size_t>(x.value)].logit_rows ? step.batch.rows : step.batch.tokens;
+}
+
+float* Program::f32(const Operand& x, int plan) const {
+  return reinterpret_cast<float*>(arena_.data() + spec_.values[static_cast<size_t>(x.value)].offset[plan]) + x.start;
+}
+
+const float* Program::vector_of(const Node& n) const {
+  return reinterpret_cast<const float*>(weights_[static_cast<size_t>(n.vector)].data);
+}
+
+// The layout of a rounded value follows the rows of this step, inside the place that the plan keeps for the most rows.
+Activation Program::activation(const Operand& x, int plan, int rows) const {
+  const ValueSpec& v = spec_.values[static_cast<size_t>(x.value)];
+  uint8_t* place = arena_.data() + v.offset[plan];
+  Activation a{};
+  a.act = v.act;
+  a.rows = rows;
+  a.k = x.cols;
+  a.k_pad = static_cast<int>(align_up(static_cast<size_t>(x.cols), 64));
+  a.ld = v.act == Act::F32 ? v.cols : act_ld(v.act, a.k_pad);
+  const size_t r = static_cast<size_t>(rows), k = static_cast<size_t>(a.k_pad);
+  switch (v.act) {
+    case Act::F32: a.f = reinterpret_cast<float*>(place) + x.start; break;
+    case Act::BF16: a.h = reinterpret_cast<uint16_t*>(place); break;
+    case Act::A8: {
+      const size_t part = align_up(r * k / 32 * 4, kLine);
+      a.q = reinterpret_cast<int8_t*>(place);
+      place += align_up(r * k, kLine);
+      a.s = reinterpret_cast<float*>(place);
+      a.t = reinterpret_cast<float*>(place + part);
+      a.nsum = reinterpret_cast<int32_t*>(place + 2 * part);
+      break;
+    }
+  }
+  return a;
+}
+
+void Program::read(int value, float* out) const {
+  const int cols = spec_.values[static_cast<size_t>(value)].cols, rows = value_rows(value);
+  const Activation a = activation({value, 0, cols}, last_plan_, rows);
+  for (int r = 0; r < rows; r++)
+    for (int c = 0; c < cols; c++, out++) {
+      const size_t group = static_cast<size_t>(c / 32) * static_cast<size_t>(rows) + static_cast<size_t>(r);
+      if (a.act == Act::F32) *out = a.f[r * a.ld + c];
+      if (a.act == Act::BF16) *out = std::bit_cast<float>(static_cast<uint32_t>(a.h[r * a.ld + c]) << 16);
+      if (a.act == Act::A8) *out = a.s[group] * static_cast<float>(a.q[group * 32 + static_cast<size_t>(c % 32)]);
+    }
+}
+
+void Program::write(int value, const float* in, int rows, int tokens) {
+  const int cols = spec_.values[static_cast<size_t>(value)].cols;
+  const Activation a = activation({value, 0, cols}, tokens <= spec_.small_tokens ? 0 : 1, rows);
+  if (a.act == Act::F32)
+    std::memcpy(a.f, in, static_cast<size_t>(rows) * static_cast<size_t>(cols) * sizeof(float));
+  else
+    kernels_.round(in, cols, a, 0, rows, 0, a.k_pad / 32);
+}
+
+const float* Program::logits() const {
+  const Node& last = spec_.nodes.back();
+  return last.op == Op::Sample ? f32(last.a, last_plan_) : nullptr;
+}
+
+}  // namespace octavo

@@ -1,0 +1,270 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "pack.h"
+
+namespace octavo {
+namespace {
+
+constexpr const char* kNames[kOps] = {
+    "embed", "rms_norm", "round", "norm_round", "linear", "linear_add", "linear_act_mul_round", "rope", "kv_write",
+    "rope_kv_write", "attention", "act_mul", "add", "gather_rows", "sample",
+};
+constexpr int kMaxHeadDim = 256;  // attention keeps one head of a row tile in a fixed buffer
+
+size_t value_bytes(const ValueSpec& v, int rows) {
+  const size_t r = static_cast<size_t>(rows), k_pad = align_up(static_cast<size_t>(v.cols), 64);
+  switch (v.act) {
+    case Act::F32: return align_up(r * static_cast<size_t>(v.cols) * 4, kLine);
+    case Act::BF16: return align_up(r * static_cast<size_t>(act_ld(v.act, static_cast<int>(k_pad))) * 2, kLine);
+    case Act::A8: return align_up(r * k_pad, kLine) + 3 * align_up(r * k_pad / 32 * 4, kLine);
+  }
+  return 0;
+}
+
+}  // namespace
+
+const char* op_name(Op op) { return kNames[static_cast<int>(op)]; }
+
+Op op_of(const std::string& name) {
+  for (int i = 0; i < kOps; i++)
+    if (name == kNames[i]) return static_cast<Op>(i);
+  throw std::invalid_argument("operation '" + name + "' is unknown to the native backend");
+}
+
+KvLayer GroupSpec::layer(int index) const {
+  KvLayer kv{};
+  kv.type = type;
+  kv.block_stride = static_cast<int64_t>(block_bytes());
+  kv.head_stride = kv.block_stride * num_blocks;
+  kv.base = memory->data() + index * kv_heads * kv.head_stride;
+  kv.kv_heads = kv_heads;
+  kv.head_dim = head_dim;
+  return kv;
+}
+
+// ---------------------------------------------------------------- compile
+
+namespace {
+
+// The checks of one node; every message starts with the operation and its layer.
+class NodeCheck {
+ public:
+  NodeCheck(const ProgramSpec& spec, const Node& node, const Kernels& kernels) : spec_(spec), node_(node), kernels_(kernels) {}
+
+  void operator()() const {
+    switch (node_.op) {
+      case Op::Embed: return embed();
+      case Op::RmsNorm: case Op::NormRound: return norm();
+      case Op::Round: return round();
+      case Op::Linear: case Op::LinearAdd: case Op::LinearActMulRound: return linear();
+      case Op::Rope: case Op::KvWrite: case Op::RopeKvWrite: return rope_kv();
+      case Op::Attention: return attention();
+      case Op::ActMul: case Op::Add: return elementwise();
+      case Op::GatherRows: return gather();
+      case Op::Sample: return sample();
+    }
+  }
+
+ private:
+  void need(bool ok, const std::string& what) const {
+    if (!ok) throw std::invalid_argument(std::string(op_name(node_.op)) + " of layer " + std::to_string(node_.layer) + ": " + what);
+  }
+  const ValueSpec& value(const Operand& x, const char* role) const {
+    need(x.value >= 0 && x.value < static_cast<int>(spec_.values.size()), std::string(role) + " is missing");
+    const ValueSpec& v = spec_.values[static_cast<size_t>(x.value)];
+    need(x.start >= 0 && x.cols > 0 && x.start + x.cols <= v.cols, std::string(role) + " leaves the columns of " + v.name);
+    need(v.act == Act::F32 || (x.start == 0 && x.cols == v.cols), std::string(role) + " is a slice of the rounded " + v.name);
+    return v;
+  }
+  const ValueSpec& f32(const Operand& x, const char* role, int cols) const {
+    const ValueSpec& v = value(x, role);
+    need(v.act == Act::F32, std::string(role) + " must be float32");
+    need(x.cols == cols, std::string(role) + " has " + std::to_string(x.cols) + " columns, expected " + std::to_string(cols));
+    return v;
+  }
+  void same_rows(const ValueSpec& a, const ValueSpec& b) const { need(a.logit_rows == b.logit_rows, a.name + " and " + b.name + " differ in rows"); }
+  const WeightSpec& weight(int index) const {
+    need(index >= 0 && index < static_cast<int>(spec_.weights.size()), "weight is missing");
+    return spec_.weights[static_cast<size_t>(index)];
+  }
+  void vector(int cols) const {
+    const WeightSpec& w = weight(node_.vector);
+    need(w.n == 1 && w.k == cols && w.format == Format::F32, w.name + " must be a float32 vector of " + std::to_string(cols));
+  }
+
+  void embed() const {
+    need(node_.weights.size() == 1, "takes one table");
+    const WeightSpec& w = weight(node_.weights[0]);
+    need(w.n == spec_.limits.vocab, w.name + " has not the vocabulary's rows");
+    need(!f32(node_.out, "output", w.k).logit_rows && node_.out.start == 0, "output must have a row per token");
+  }
+  void norm() const {
+    const ValueSpec &x = f32(node_.a, "input", node_.a.cols), &y = value(node_.out, "output");
+    same_rows(x, y);
+    need(node_.out.cols == node_.a.cols, "output and input differ in columns");
+    need((node_.op == Op::NormRound) == (y.act != Act::F32), "output has the wrong type");
+    need(node_.eps > 0, "eps must be positive");
+    vector(node_.a.cols);
+  }
+  void round() const {
+    const ValueSpec& y = value(node_.out, "output");
+    same_rows(f32(node_.a, "input", node_.out.cols), y);
+    need(y.act != Act::F32, "output must be of a rounded type");
+  }
+  void linear() const {
+    const ValueSpec &x = value(node_.a, "input"), &y = value(node_.out, "output");
+    same_rows(x, y);
+    need(!node_.weights.empty(), "has no weight");
+    int n = 0;
+    for (int index : node_.weights) {
+      const WeightSpec& w = weight(index);
+      need(w.k == node_.a.cols, w.name + " has " + std::to_string(w.k) + " input features, expected " + std::to_string(node_.a.cols));
+      need(kernels_.gemm[static_cast<int>(w.format)][static_cast<int>(x.act)] != nullptr, w.name + ": no kernel for its format");
+      n += w.n;
+    }
+    if (node_.op == Op::LinearActMulRound) {
+      need(node_.weights.size() == 2, "takes a gate and an up weight");
+      const WeightSpec &gate = weight(node_.weights[0]), &up = weight(node_.weights[1]);
+      need(gate.format == up.format && gate.n == up.n && gate.n % kTaskCols == 0, gate.name + " and " + up.name + " do not match");
+      need(node_.out.cols == gate.n && y.act != Act::F32 && node_.vector < 0, "output has the wrong size or type, or there is a bias");
+      return;
+    }
+    f32(node_.out, "output", n);
+    if (node_.vector >= 0) vector(n);
+    if (node_.op == Op::LinearAdd) {
+      same_rows(f32(node_.b, "residual", n), y);
+      need(node_.vector < 0, "takes no bias");
+    }
+  }
+  void group() const {
+    need(node_.group >= 0 && node_.group < static_cast<int>(spec_.groups.size()), "KV group is missing");
+    const GroupSpec& g = spec_.groups[static_cast<size_t>(node_.group)];
+    need(node_.group_layer >= 0 && node_.group_layer < g.layers, "layer is not in its KV group");
+    need(node_.head_dim == g.head_dim, "head size differs from the KV group's");
+  }
+  void rope_kv() const {
+    need(node_.head_dim > 0, "head size is missing");
+    if (node_.op != Op::KvWrite) {
+      const ValueSpec& x = f32(node_.a, "input", node_.a.cols);
+      need(!x.logit_rows && !f32(node_.out, "output", node_.a.cols).logit_rows, "works on rows of tokens");
+      need(node_.a.cols % node_.head_dim == 0, "columns are no multiple of the head size");
+      need(node_.rope >= 0 && node_.rope < static_cast<int>(spec_.ropes.size()), "frequencies are missing");
+      const size_t half = spec_.ropes[static_cast<size_t>(node_.rope)].inv_freq.size();
+      need(half > 0 && 2 * half <= static_cast<size_t>(node_.head_dim), "more frequencies than the head has pairs");
+    }
+    if (node_.op == Op::Rope) return;
+    group();
+    const int cols = spec_.groups[static_cast<size_t>(node_.group)].kv_heads * node_.head_dim;
+    need(!f32(node_.b, "k", cols).logit_rows && !f32(node_.c, "v", cols).logit_rows, "works on rows of tokens");
+  }
+  void attention() const {
+    group();
+    const GroupSpec& g = spec_.groups[static_cast<size_t>(node_.group)];
+    need(node_.heads > 0 && node_.heads % g.kv_heads == 0, "query heads are no multiple of the KV heads");
+    const int cols = node_.heads * g.head_dim;
+    const ValueSpec& y = value(node_.out, "output");
+    need(!f32(node_.a, "q", cols).logit_rows && !y.logit_rows, "works on rows of tokens");
+    need(node_.out.cols == cols, "output has the wrong size");
+    need(y.act == Act::F32 || cols / g.kv_heads % 32 == 0, "a rounded output needs heads in groups of 32 columns");
+    need(node_.scale > 0, "scale must be positive");
+  }
+  void elementwise() const {
+    const ValueSpec &a = f32(node_.a, "first input", node_.out.cols), &b = f32(node_.b, "second input", node_.out.cols);
+    const ValueSpec& y = f32(node_.out, "output", node_.out.cols);
+    same_rows(a, y);
+    same_rows(b, y);
+  }
+  void gather() const {
+    need(!f32(node_.a, "input", node_.out.cols).logit_rows, "input must have a row per token");
+    need(f32(node_.out, "output", node_.a.cols).logit_rows, "output must have a row per logit row");
+  }
+  void sample() const {
+    need(f32(node_.a, "logits", spec_.limits.vocab).logit_rows && node_.a.start == 0, "logits must have a row per logit row");
+  }
+
+  const ProgramSpec& spec_;
+  const Node& node_;
+  const Kernels& kernels_;
+};
+
+void check_spec(const ProgramSpec& spec) {
+  auto need = [](bool ok, const std::string& what) {
+    if (!ok) throw std::invalid_argument(what);
+  };
+  const Limits& l = spec.limits;
+  need(l.max_tokens >= 1 && l.max_rows >= 1 && l.max_seqs >= 1 && l.max_model_len >= 1 && l.vocab >= 1, "limits must be positive");
+  for (const ValueSpec& v : spec.values)
+    for (int p = 0; p < kPlans; p++) {
+      const int tokens = p ? l.max_tokens : std::min(l.max_tokens, spec.small_tokens);
+      const size_t end = v.offset[p] + value_bytes(v, v.logit_rows ? std::min(l.max_rows, tokens) : tokens);
+      need(v.cols > 0 && v.offset[p] % kLine == 0 && end <= spec.arena_bytes[p], v.name + " lies outside of the arena");
+    }
+  for (const WeightSpec& w : spec.weights) {
+    const size_t bytes = w.n == 1 && w.format == Format::F32 ? static_cast<size_t>(w.k) * 4 : packed_bytes(w.format, w.n, w.k);
+    need(w.memory && w.n > 0 && w.k > 0 && w.offset % kLine == 0 && w.offset + bytes <= w.memory->bytes(), w.name + " lies outside of its memory");
+  }
+  for (size_t i = 0; i < spec.groups.size(); i++) {
+    const GroupSpec& g = spec.groups[i];
+    const std::string name = "KV group " + std::to_string(i);
+    need(g.head_dim > 0 && g.head_dim % 16 == 0 && g.head_dim <= kMaxHeadDim,
+         name + ": head size " + std::to_string(g.head_dim) + " must be a multiple of 16, at most " + std::to_string(kMaxHeadDim));
+    need(g.layers > 0 && g.kv_heads > 0 && g.num_blocks > 0, name + " is empty");
+    const size_t blocks = static_cast<size_t>(g.layers) * static_cast<size_t>(g.kv_heads) * static_cast<size_t>(g.num_blocks);
+    need(g.memory && g.memory->bytes() == blocks * g.block_bytes(), name + ": its memory has the wrong size");
+  }
+  need(spec.limits.num_blocks.size() == spec.groups.size(), "a block count per KV group is needed");
+}
+
+}  // namespace
+
+Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec spec)
+    : pool_(std::move(pool)),
+      kernels_(kernels),
+      spec_(std::move(spec)),
+      arena_(std::max(spec_.arena_bytes[0], spec_.arena_bytes[1]), true),
+      counters_(spec_.nodes.size()),
+      workers_(static_cast<size_t>(pool_->size())) {
+  check_spec(spec_);
+  for (const Node& node : spec_.nodes) NodeCheck(spec_, node, kernels_)();
+
+  for (const WeightSpec& w : spec_.weights) {
+    Weight packed{};
+    packed.format = w.format;
+    packed.n = w.n;
+    packed.k = w.k;
+    packed.n_pad = static_cast<int>(align_up(static_cast<size_t>(w.n), kTaskCols));
+    packed.k_pad = static_cast<int>(align_up(static_cast<size_t>(w.k), 64));
+    packed.data = w.memory->data() + w.offset;
+    packed.panel_bytes = static_cast<size_t>(packed.k_pad / 64) * static_cast<size_t>(unit_bytes(w.format));
+    weights_.push_back(packed);
+  }
+  const auto tokens = static_cast<size_t>(spec_.limits.max_tokens);
+  for (const RopeSpec& rope : spec_.ropes) {
+    cos_.emplace_back(tokens * rope.inv_freq.size());
+    sin_.emplace_back(tokens * rope.inv_freq.size());
+  }
+  int rotated = 0;
+  for (const GroupSpec& g : spec_.groups) {
+    slots_.emplace_back(tokens);
+    rotated = std::max(rotated, kBlock * g.kv_heads * g.head_dim);
+  }
+  for (Worker& w : workers_) w.rotated.resize(static_cast<size_t>(rotated));
+  for (const Node& node : spec_.nodes) {
+    int index = -1;
+    if (node.op == Op::Attention) {
+      const auto same = [&](const AttnPlan& p) { return p.group() == node.group && p.heads() == node.heads; };
+      index = static_cast<int>(std::find_if(attn_plans_.begin(), attn_plans_.end(), same) - attn_plans_.begin());
+      if (index == static_cast<int>(attn_plans_.size())) {
+        const GroupSpec& g = spec_.groups[static_cast<size_t>(node.group)];
+        attn_plans_.emplace_back(node.group, node.heads, g.kv_heads, g.head_dim, spec_.limits.max_model_len, pool_->size());
+      }
+    }
+    attn_plan_of_.push_back(index);
+  }
+}
+
+}  // namespace octavo

@@ -1,0 +1,151 @@
+// A compiled step: the graph's nodes as a flat list of instructions over one arena, checked once, run without Python.
+#pragma once
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attn_plan.h"
+#include "batch.h"
+#include "kernels.h"
+#include "memory.h"
+#include "pool.h"
+
+namespace octavo {
+
+constexpr int kPlans = 2;  // small (up to SMALL_T tokens) and full: the same nodes, other offsets and barriers
+
+enum class Op : uint8_t {
+  Embed, RmsNorm, Round, NormRound, Linear, LinearAdd, LinearActMulRound, Rope, KvWrite, RopeKvWrite,
+  Attention, ActMul, Add, GatherRows, Sample,
+};
+constexpr int kOps = 15;
+const char* op_name(Op op);
+Op op_of(const std::string& name);  // throws std::invalid_argument naming it
+
+// A matrix in the arena: rows T or R, `cols` columns of type act.
+struct ValueSpec {
+  std::string name;
+  Act act;
+  bool logit_rows;         // R rows, not T
+  int cols;
+  size_t offset[kPlans];
+};
+
+// Columns [start, start + cols) of a value; value -1: not used.
+struct Operand {
+  int value = -1;
+  int start = 0, cols = 0;
+};
+
+struct WeightSpec {
+  std::string name;
+  std::shared_ptr<const Memory> memory;
+  size_t offset;
+  Format format;
+  int n, k;
+};
+
+struct GroupSpec {
+  std::shared_ptr<Memory> memory;  // [layer][kv head][block]
+  KvType type;
+  int layers, kv_heads, head_dim, num_blocks;
+  size_t block_bytes() const { return static_cast<size_t>(head_dim) * (type == KvType::BF16 ? 64 : 128); }
+  KvLayer layer(int index) const;
+};
+
+struct RopeSpec {
+  std::vector<double> inv_freq;
+  double scale;
+};
+
+// Which fields a node uses is said by the checks in plan.cpp.
+struct Node {
+  Op op{};
+  int layer = -1;              // for traces
+  Operand a, b, c, out;        // q, k, v; gate, up; x, residual
+  std::vector<int> weights;    // parts, side by side in the output; for LinearActMulRound gate and up
+  int vector = -1;             // norm weight or bias: a weight of one row
+  float eps = 0, scale = 0;
+  int heads = 0, group = -1, group_layer = -1;
+  int rope = -1, head_dim = 0;
+  bool neox = true;
+  bool barrier[kPlans] = {true, true};
+};
+
+struct ProgramSpec {
+  Limits limits;
+  int small_tokens;
+  std::vector<ValueSpec> values;
+  std::vector<WeightSpec> weights;
+  std::vector<GroupSpec> groups;
+  std::vector<RopeSpec> ropes;
+  std::vector<Node> nodes;
+  size_t arena_bytes[kPlans];
+  bool poison;                 // fill the arena with NaN before each step
+};
+
+struct Span {
+  int node;                    // -1: preparation
+  double seconds, wait;        // of worker 0; wait is the barrier before
+};
+
+class Program {
+ public:
+  // Throws std::invalid_argument naming the node and what is wrong with it.
+  Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec spec);
+
+  // Runs one step and fills `out`. With `spans`, also times every node.
+  void run(const Batch& batch, const SampledArrays& out, std::vector<Span>* spans);
+
+  const ProgramSpec& spec() const { return spec_; }
+  const float* logits() const;             // [rows of the last run][vocab], valid until the next run
+  int logit_rows() const { return last_rows_; }
+  size_t arena_bytes() const { return arena_.bytes(); }
+
+  // For checks of single nodes. A value of the last run as float32 [rows][cols], rounded types converted back ...
+  int value_rows(int value) const { return spec_.values[static_cast<size_t>(value)].logit_rows ? last_rows_ : last_tokens_; }
+  void read(int value, float* out) const;
+  // ... and what the next run, of `tokens` tokens, will find there: rows x cols float32, rounded on the way.
+  void write(int value, const float* in, int rows, int tokens);
+
+ private:
+  struct Step;                 // what the workers of one run share
+  struct alignas(64) Counter {
+    std::atomic<int> next{0};
+  };
+  struct Worker {
+    SampleScratch sample;
+    std::vector<float> rotated;  // some rows of k
+  };
+
+  Activation activation(const Operand& x, int plan, int rows) const;
+  float* f32(const Operand& x, int plan) const;
+  const float* vector_of(const Node& node) const;
+  int64_t ld(const Operand& x) const { return spec_.values[static_cast<size_t>(x.value)].cols; }
+  int rows_of(const Operand& x, const Step& step) const;
+
+  template <bool timed> void work(const Step& step, int worker, std::vector<Span>* spans);
+  void prepare(const Step& step, int worker);
+  void execute(const Node& node, const Step& step, int worker);
+  void linear(const Node& node, const Step& step, int worker);
+  void rope_kv(const Node& node, const Step& step, int worker);
+  void attention(const Node& node, const Step& step, int worker);
+  void sample(const Node& node, const Step& step, int worker);
+
+  std::shared_ptr<Pool> pool_;
+  const Kernels& kernels_;
+  ProgramSpec spec_;
+  Memory arena_;
+  std::vector<Weight> weights_;
+  std::deque<AttnPlan> attn_plans_;     // one per KV group and number of heads
+  std::vector<int> attn_plan_of_;       // per node
+  std::vector<std::vector<float>> cos_, sin_;      // per rope [T][rot / 2]
+  std::vector<std::vector<int32_t>> slots_;        // per group [T] block of the token
+  std::vector<Counter> counters_;       // per node: next attention item, or row to sample
+  std::vector<Worker> workers_;
+  int last_tokens_ = 0, last_rows_ = 0, last_plan_ = 0;
+};
+
+}  // namespace octavo
