@@ -40,11 +40,13 @@ class Engine:
         now = time.monotonic()
         params = add.params
         for choice in range(add.params.n):
-            self._scheduler.add(
-                Request(
-                    add.id, choice, add.prompt_ids, params, add.seed, self.loaded.eos_ids, add.priority, arrival=now
-                )
+            request = Request(
+                add.id, choice, add.prompt_ids, params, add.seed, self.loaded.eos_ids, add.priority, arrival=now
             )
+            try:
+                self._scheduler.add(request)
+            except ValueError as e:
+                raise ParameterError("max_tokens", str(e)) from None
             params = msgspec.structs.replace(add.params, prompt_logprobs=None)  # the prompt is scored once
 
     def abort(self, abort: Abort) -> None:
@@ -92,7 +94,7 @@ def _progress(update: Update) -> Progress:
         index,
         update.token_ids,
         update.logprobs,
-        request.num_cached,
+        update.num_cached,
         request.finish_reason,
         request.prompt_logprobs if first else [],
         update.error,

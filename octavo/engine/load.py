@@ -16,13 +16,12 @@ from octavo.config import EngineConfig
 from octavo.engine.admission import Bounds
 from octavo.engine.memory import KvSize, free_memory, size_kv
 from octavo.engine.messages import Ready
-from octavo.graph.ir import DType, Graph
-from octavo.graph.rounding import round_inputs
+from octavo.graph.ir import Graph
 from octavo.models import build_graph
 from octavo.sched.batch import BatchBuilder
 from octavo.sched.scheduler import Scheduler
 from octavo.weights.checkpoint import open_checkpoint
-from octavo.weights.spec import Checkpoint, act_of
+from octavo.weights.spec import Checkpoint
 
 MIN_LOGIT_ROWS = 64
 """Logit rows of a step, at least: how many prompt positions are scored at once. 64 rows of 128k float32: 34 MB."""
@@ -86,7 +85,6 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         checkpoint = open_checkpoint(Path(config.model))
     with phase("graph"):
         graph = build_graph(checkpoint, config.activations)
-        graph = round_inputs(graph, lambda packed: DType(act_of(packed, config.activations)))
         notices, max_model_len = _max_model_len(config, graph)
     with phase("pack"):
         weights = backend.pack(graph, checkpoint, (lambda done, total: report("pack", done, total)) if report else None)
@@ -141,7 +139,7 @@ def _backend(config: EngineConfig) -> Backend:
     if config.backend == "reference":
         from octavo.backends.reference import ReferenceBackend
 
-        return ReferenceBackend(activations=config.activations)
+        return ReferenceBackend()
     from octavo.backends.cpu import CpuBackend
 
     return CpuBackend(

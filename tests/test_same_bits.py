@@ -1,0 +1,232 @@
+"""P1: tokens and scores of a request are those of the request run alone, whatever happens around it.
+
+A pool of requests is computed one by one, each on a fresh engine with a cold cache. Then random schedules of them run
+on random engines (threads, chunk sizes, KV sizes, fusion, memory reuse), and every bit must be the same. The test
+asserts that the schedules reached what it is about.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.backends.base import KV_SPLIT, SMALL_T, StepBatch
+from octavo.config import EngineConfig
+from octavo.engine.core import Engine
+from octavo.engine.messages import Abort, Add, Progress
+from octavo.request import FinishReason, SamplingParams, TokenLogprobs
+
+MAX_MODEL_LEN = 1400
+"""Past two KV splits of 512 tokens; more than the tiny models were made for, which no bit depends on."""
+
+Answer = tuple[list[int], list[TokenLogprobs], list[TokenLogprobs], FinishReason | None]
+"""Of one choice: tokens, scores, prompt scores, why it ended."""
+
+
+@dataclass
+class Seen:
+    """What the schedules reached."""
+
+    preemptions: int = 0
+    partial_hits: int = 0
+    whole_hits: int = 0
+    chunked: int = 0
+    longest_context: int = 0
+    small_steps: int = 0
+    large_steps: int = 0
+    mixed_steps: int = 0  # decodes and prefill chunks together
+    largest_batch: int = 0
+    aborts: int = 0
+    threads: set[int] = field(default_factory=set)
+
+    def look(self, batch: StepBatch) -> None:
+        lengths = [b - a for a, b in zip(batch.seq_starts[:-1], batch.seq_starts[1:], strict=True)]
+        self.longest_context = max(self.longest_context, int(batch.context_lens.max()))
+        self.small_steps += len(batch.token_ids) <= SMALL_T
+        self.large_steps += len(batch.token_ids) > SMALL_T
+        self.mixed_steps += min(lengths) == 1 and max(lengths) > 1
+        self.largest_batch = max(self.largest_batch, len(lengths))
+
+
+class Watched:
+    """The program of an engine; notes what each batch looks like on its way."""
+
+    def __init__(self, program: Any, seen: Seen) -> None:
+        self._program = program
+        self._seen = seen
+
+    def run(self, batch: StepBatch) -> Any:
+        self._seen.look(batch)
+        return self._program.run(batch)
+
+
+def config(path: Path, **options: Any) -> EngineConfig:
+    return EngineConfig(model=str(path), max_model_len=MAX_MODEL_LEN, **options)
+
+
+def request_pool(vocab_size: int, count: int) -> list[Add]:
+    """Families of prompts that share beginnings of any length, short ones and long ones, and every way to sample."""
+    rng = random.Random(1)
+    trunks = [[rng.randrange(vocab_size) for _ in range(1200)] for _ in range(3)]
+    pool = []
+    for i in range(count):
+        shared = rng.choice([0, 5, 16, 31, 100, 250, 250, 600, 1130])
+        own = rng.choice([1, 1, 3, 17, 64, 90])
+        ids = trunks[i % 3][:shared] + [rng.randrange(vocab_size) for _ in range(own)]
+        if i % 5 == 4:  # a conversation that goes on: the same prompt again, and more
+            ids = pool[-1].prompt_ids + ids[-own:]
+        options: dict[str, Any] = {}
+        if rng.random() < 0.7:
+            options = {
+                "temperature": rng.choice([0.7, 1.0, 1.5]),
+                "top_k": rng.choice([0, 0, 5, 40]),
+                "top_p": rng.choice([1.0, 0.9, 0.5]),
+                "min_p": rng.choice([0.0, 0.0, 0.05]),
+                "repetition_penalty": rng.choice([1.0, 1.2]),
+                "presence_penalty": rng.choice([0.0, 0.5]),
+                "frequency_penalty": rng.choice([0.0, 0.3]),
+                "n": rng.choice([1, 1, 2, 3]),
+            }
+        params = SamplingParams(
+            **{"temperature": 0.0, **options},
+            max_tokens=rng.choice([1, 8, 24, 40]),
+            ignore_eos=rng.random() < 0.8,
+            min_tokens=rng.choice([0, 1]),
+            logprobs=rng.choice([None, 0, 5]),
+            prompt_logprobs=3 if rng.random() < 0.15 else None,
+            logit_bias={rng.randrange(vocab_size): 2.5} if rng.random() < 0.2 else None,
+        )
+        pool.append(Add(f"r{i}", ids[: MAX_MODEL_LEN - 64], params, seed=rng.getrandbits(63)))
+    return pool
+
+
+class Answers:
+    """Collects Progress, and checks that nothing is delivered twice or left out."""
+
+    def __init__(self) -> None:
+        self.choices: dict[tuple[str, int], Answer] = {}
+        self.num_cached: dict[tuple[str, int], int] = {}
+
+    def take(self, progress: list[Progress]) -> None:
+        for p in progress:
+            tokens, scores, prompt_scores, ended = self.choices.get((p.id, p.choice), ([], [], [], None))
+            assert ended is None and p.index == len(tokens) and p.error is None
+            assert len(p.logprobs) in (0, len(p.token_ids))
+            new = tokens + p.token_ids, scores + p.logprobs, prompt_scores + p.prompt_logprobs, p.finish_reason
+            self.choices[p.id, p.choice] = new
+            self.num_cached[p.id, p.choice] = p.num_cached
+
+
+def alone(path: Path, pool: list[Add]) -> Answers:
+    answers = Answers()
+    for add in pool:
+        engine = Engine(config(path))
+        engine.add(add)
+        while (output := engine.step()) is not None:
+            answers.take(output.progress)
+        if add.params.n == 1:
+            assert engine.stats().cached_tokens == 0
+    return answers
+
+
+def random_engine(path: Path, rng: random.Random) -> EngineConfig:
+    num_seqs = rng.choice([2, 5, 16, 40])
+    return config(
+        path,
+        num_threads=rng.choice([1, 2]),
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=max(num_seqs, rng.choice([16, 48, 64, 100, 512])),
+        prefix_caching=rng.random() < 0.85,
+        fuse=rng.random() < 0.6,
+        reuse=rng.random() < 0.8,
+        poison=rng.random() < 0.5,
+    )
+
+
+def schedule(path: Path, pool: list[Add], rng: random.Random, seen: Seen) -> Iterator[tuple[Add, int, Answer]]:
+    """Runs a random selection in a random order of arrival; (request, choice, answer) of those that were not aborted."""
+    options = random_engine(path, rng)
+    adds = rng.sample(pool, rng.randint(len(pool) // 2, len(pool)))
+    adds += [Add(f"{a.id}-again", a.prompt_ids, a.params, a.seed) for a in rng.sample(adds, len(adds) // 3)]
+    probe = Engine(options)
+    block_bytes = probe.loaded.kv.block_bytes
+    blocks = -(-MAX_MODEL_LEN // 16) + rng.choice([0, 3, 20, 60, 1000])
+    engine = Engine(config(path, **{**vars(options), "model": str(path)}, kv_cache_memory=blocks * block_bytes))
+    engine._program = Watched(engine._program, seen)  # type: ignore[assignment]
+    seen.threads.add(options.num_threads)
+    answers, aborted = Answers(), set()
+    waiting = list(adds)
+    rush = rng.choice([0.02, 0.2, 1.0])
+    while waiting or engine.has_work:
+        while waiting and (not engine.has_work or rng.random() < rush):
+            engine.add(waiting.pop())
+        if rng.random() < 0.01:
+            victim = rng.choice(adds)
+            engine.abort(Abort(victim.id))
+            aborted.add(victim.id)
+        output = engine.step()
+        if output is not None:
+            answers.take(output.progress)
+        if rng.random() < 0.1:
+            engine.loaded.scheduler.check()
+    stats = engine.stats()
+    assert stats.kv_blocks_held == 0 and stats.num_running == stats.num_waiting == 0
+    seen.preemptions += stats.preemptions
+    seen.aborts += len(aborted)
+    for add in adds:
+        seen.chunked += len(add.prompt_ids) > options.max_num_batched_tokens
+        for choice in range(add.params.n):
+            cached = answers.num_cached.get((add.id, choice), 0)
+            seen.partial_hits += cached % 16 != 0
+            seen.whole_hits += cached >= 16
+            if add.id not in aborted:
+                yield add, choice, answers.choices[add.id, choice]
+
+
+def check_model(path: Path, num_requests: int, num_schedules: int, seed: int) -> Seen:
+    vocab_size = Engine(config(path)).bounds.vocab_size
+    pool = request_pool(vocab_size, num_requests)
+    expected = alone(path, pool)
+    seen = Seen()
+    for case in range(num_schedules):
+        rng = random.Random(f"{path.name} {seed} {case}")
+        for add, choice, answer in schedule(path, pool, rng, seen):
+            want = expected.choices[add.id.removesuffix("-again"), choice]
+            assert answer == want, (path.name, seed, case, add.id, choice)
+    return seen
+
+
+def assert_reached(seen: Seen) -> None:
+    print(seen)
+    assert seen.preemptions > 0
+    assert seen.partial_hits > 0 and seen.whole_hits > 0
+    assert seen.chunked > 0
+    assert seen.longest_context > 2 * KV_SPLIT
+    assert seen.small_steps > 0 and seen.large_steps > 0 and seen.mixed_steps > 0
+    assert seen.largest_batch > 4
+    assert seen.threads >= {1, 2}
+
+
+MODELS = ["gguf/tiny-llama-q4_1.gguf", "gguf/tiny-llama-q8_0.gguf", "gguf/tiny-llama-f16_bf16.gguf", "arch/llama"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bits_do_not_depend_on_the_schedule(data: Path, name: str) -> None:
+    assert_reached(check_model(data / name, num_requests=15, num_schedules=6, seed=0))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_bits_over_many_schedules(data: Path, name: str, seed: int) -> None:
+    assert_reached(check_model(data / name, num_requests=30, num_schedules=25, seed=seed))
+
+
+@pytest.mark.long
+def test_bits_of_the_demo_model(demo: Path) -> None:
+    assert_reached(check_model(demo, num_requests=15, num_schedules=6, seed=0))
