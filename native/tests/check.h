@@ -1,73 +1,148 @@
-// What the native tests share: CHECK, the levels to test, and buffers that notice writes past their end.
+// What the native tests share: expectations, reproducible numbers, guarded buffers, the levels to test.
 #pragma once
 #include <cmath>
+#include <cstdarg>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <vector>
 
+#include "cpu.h"
 #include "kernels.h"
 
-namespace octavo {
+namespace octavo::check {
 
 inline int failures = 0;
 
-#define CHECK(condition)                                                                      \
-  do {                                                                                        \
-    if (!(condition) && ++octavo::failures <= 20)                                             \
-      std::fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition);            \
-  } while (0)
+// Prints and counts a failure; a test's main returns finish().
+__attribute__((format(printf, 2, 3))) inline void expect(bool ok, const char* format, ...) {
+  if (ok) return;
+  if (++failures > 50) return;
+  va_list args;
+  va_start(args, format);
+  printf("FAILED: ");
+  vprintf(format, args);
+  printf("\n");
+  va_end(args);
+}
 
-// n elements, 64-byte aligned, between guard bytes; ok() is false once a guard was changed. Elements start as 0xA5 bytes.
+inline int finish() {
+  if (failures) printf("%d expectations failed\n", failures);
+  return failures ? 1 : 0;
+}
+
+// splitmix64 (Steele, Lea, Flood 2014)
+struct Random {
+  uint64_t state;
+  explicit Random(uint64_t seed) : state(seed) {}
+  uint64_t next() {
+    uint64_t z = (state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  int below(int n) { return (int)(next() % (uint64_t)n); }
+  double uniform() { return (double)(next() >> 11) * 0x1p-53; }
+  float normal() {
+    const double u = 1 - uniform(), v = uniform();
+    return (float)(std::sqrt(-2 * std::log(u)) * std::cos(6.283185307179586 * v));
+  }
+};
+
+// n elements at a 64-byte boundary, every byte 0xff (a NaN as float or bf16), between guard words.
 template <class T>
 class Guarded {
  public:
-  explicit Guarded(size_t n) : bytes_((n * sizeof(T) + 63) / 64 * 64), n_(n) {
-    raw_ = static_cast<uint8_t*>(std::aligned_alloc(64, bytes_ + 128));
-    std::memset(raw_, 0xA5, bytes_ + 128);
+  explicit Guarded(size_t n) : n_(n), bytes_(n * sizeof(T)), memory_(bytes_ + 3 * kGuard, 0xff) {
+    start_ = kGuard + (64 - (uintptr_t)(memory_.data() + kGuard) % 64) % 64;
+    memset(memory_.data() + start_ - kGuard / 2, kPattern, kGuard / 2);
+    memset(memory_.data() + start_ + bytes_, kPattern, kGuard / 2);
   }
-  ~Guarded() { std::free(raw_); }
   Guarded(const Guarded&) = delete;
   Guarded& operator=(const Guarded&) = delete;
-  T* data() { return reinterpret_cast<T*>(raw_ + 64); }
+  T* data() { return (T*)(memory_.data() + start_); }
   T& operator[](size_t i) { return data()[i]; }
   size_t size() const { return n_; }
-  bool ok() const {
-    for (size_t i = 0; i < 64; i++)
-      if (raw_[i] != 0xA5) return false;
-    for (size_t i = 64 + n_ * sizeof(T); i < bytes_ + 128; i++)
-      if (raw_[i] != 0xA5) return false;
+  void zero() { memset(memory_.data() + start_, 0, bytes_); }
+  bool intact() const {
+    for (size_t i = 0; i < kGuard / 2; i++)
+      if (memory_[start_ - kGuard / 2 + i] != kPattern || memory_[start_ + bytes_ + i] != kPattern) return false;
     return true;
   }
 
  private:
-  size_t bytes_, n_;
-  uint8_t* raw_;
+  static constexpr size_t kGuard = 128;
+  static constexpr uint8_t kPattern = 0xa5;
+  size_t n_, bytes_, start_;
+  std::vector<uint8_t> memory_;
 };
 
-template <class T>
-bool same_bits(const T* a, const T* b, size_t n) {
-  return std::memcmp(a, b, n * sizeof(T)) == 0;
+// An activation with its own guarded memory, poisoned
+class OwnActivation {
+ public:
+  OwnActivation(Act act, int rows, int k)
+      : k_pad_((k + 63) / 64 * 64), groups_((size_t)rows * k_pad_ / 32), ld_(act_ld(act, k_pad_)),
+        f_(act == Act::F32 ? rows * ld_ : 0), h_(act == Act::BF16 ? rows * ld_ : 0), q_(act == Act::A8 ? groups_ * 32 : 0),
+        s_(act == Act::A8 ? groups_ : 0), t_(act == Act::A8 ? groups_ : 0), nsum_(act == Act::A8 ? groups_ : 0),
+        view{act, rows, k, k_pad_, (int64_t)ld_, f_.data(), h_.data(), q_.data(), s_.data(), t_.data(), nsum_.data()} {}
+  bool intact() const {
+    return f_.intact() && h_.intact() && q_.intact() && s_.intact() && t_.intact() && nsum_.intact();
+  }
+  double at(int row, int col) const {  // what a product sees
+    if (view.act == Act::F32) return view.f[row * view.ld + col];
+    if (view.act == Act::BF16) {
+      const uint32_t bits = (uint32_t)view.h[row * view.ld + col] << 16;
+      float f;
+      memcpy(&f, &bits, 4);
+      return f;
+    }
+    const size_t i = (size_t)(col / 32) * view.rows + row;
+    return (double)view.s[i] * view.q[i * 32 + col % 32];
+  }
+  bool same_bits(const OwnActivation& o) const {
+    const size_t n = groups_ * 4;
+    if (view.act == Act::A8)
+      return !memcmp(view.q, o.view.q, groups_ * 32) && !memcmp(view.s, o.view.s, n) && !memcmp(view.t, o.view.t, n) &&
+             !memcmp(view.nsum, o.view.nsum, n);
+    for (int r = 0; r < view.rows; r++) {
+      const bool same = view.act == Act::F32 ? !memcmp(view.f + r * view.ld, o.view.f + r * view.ld, 4 * k_pad_)
+                                             : !memcmp(view.h + r * view.ld, o.view.h + r * view.ld, 2 * k_pad_);
+      if (!same) return false;
+    }
+    return true;
+  }
+
+ private:
+  size_t k_pad_, groups_, ld_;
+  Guarded<float> f_;
+  Guarded<uint16_t> h_;
+  Guarded<int8_t> q_;
+  Guarded<float> s_, t_;
+  Guarded<int32_t> nsum_;
+
+ public:
+  Activation view;
+};
+
+inline const char* name_of(Act a) { return a == Act::F32 ? "f32" : a == Act::BF16 ? "bf16" : "a8"; }
+inline const char* name_of(Format f) {
+  const char* names[kFormats] = {"f32", "f16", "bf16", "w8", "w4", "w4f"};
+  return names[(int)f];
 }
 
-// Runs `test` for the level that --isa names, or for every level of this machine. The exit code of main.
-template <class Test>
-int test_levels(int argc, char** argv, Test test) {
-  const char* only = argc == 3 && !std::strcmp(argv[1], "--isa") ? argv[2] : nullptr;
-  if (argc != 1 && !only) {
-    std::fprintf(stderr, "usage: %s [--isa generic|avx2|avx512]\n", argv[0]);
-    return 2;
+// --isa NAME, by default all that this machine has
+inline std::vector<const Kernels*> levels(int argc, char** argv) {
+  std::vector<const Kernels*> found;
+  const std::string wanted = argc == 3 && !strcmp(argv[1], "--isa") ? argv[2] : "";
+  if (argc != 1 && wanted.empty()) {
+    printf("usage: %s [--isa generic|avx2|avx512]\n", argv[0]);
+    exit(2);
   }
-  int levels = 0;
-  for (const Kernels* k : {kernels_generic(), kernels_avx2(), kernels_avx512()}) {
-    if (!k || (only && std::strcmp(only, k->name) != 0)) continue;
-    std::printf("level %s\n", k->name);
-    test(*k);
-    levels++;
-  }
-  if (!levels) std::fprintf(stderr, "level %s is not there on this machine\n", only);
-  if (failures) std::fprintf(stderr, "%d checks failed\n", failures);
-  return failures || !levels;
+  if (!wanted.empty()) return {&kernels_of(wanted)};
+  for (const std::string& name : isa_levels()) found.push_back(&kernels_of(name));
+  return found;
 }
 
-}  // namespace octavo
+}  // namespace octavo::check
