@@ -174,7 +174,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         return Tokenizer(*load_gguf_tokenizer(path))
     file = path / "tokenizer.json"
     if not file.is_file():
-        raise CheckpointError(f"{path}: no tokenizer.json in this directory" if path.is_dir() else f"{path}: no model")
+        cause = "no tokenizer.json in this directory" if path.is_dir() else "no such file or directory"
+        raise CheckpointError(f"{path}: {cause}")
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception

@@ -1,0 +1,301 @@
+"""Tokenizers from tokenizer.json and from GGUF metadata, and text of a growing sequence of tokens."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.text.detokenizer import Detokenizer
+from octavo.text.tokenizer import _BYTES, Tokenizer, load_tokenizer
+from octavo.weights.spec import CheckpointError
+
+DATA = Path(__file__).parent / "data" / "tokenizers"
+SMOLLM2 = "smollm2/vocab-only.gguf"
+
+load = functools.lru_cache(load_tokenizer)
+
+
+def cases(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((folder / "cases.json").read_text())["cases"]
+    assert len(found) > 20
+    return found
+
+
+def check_smollm2(tokenizer: Tokenizer, folder: Path) -> None:
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.adds_bos) == (1, frozenset({2}), False)
+    assert tokenizer.vocab_size == 49152 and len(tokenizer.special_ids) == 17
+    for case in cases(folder):
+        ids = tokenizer.encode(case["text"])
+        assert ids == case["ids"]
+        assert tokenizer.decode(ids, skip_special_tokens=False) == case["decoded"]
+        assert tokenizer.decode(ids) == case["decoded_skip_special"]
+        stream = Detokenizer(tokenizer, skip_special_tokens=False)
+        assert [stream.push([token]) for token in ids] == case["stream"]
+
+
+def test_smollm2_from_gguf() -> None:
+    check_smollm2(load(DATA / SMOLLM2), DATA / "smollm2")
+
+
+def test_smollm2_from_json(fixtures: Path) -> None:
+    check_smollm2(load(fixtures / "tokenizers/smollm2"), fixtures / "tokenizers/smollm2")
+
+
+def check_json(folder: Path, add_special_tokens: bool) -> None:
+    tokenizer = load(folder)
+    for case in cases(folder):
+        ids = tokenizer.encode(case["text"], add_special_tokens=add_special_tokens)
+        assert ids == case.get("tokenizer_json_ids", case["ids"])
+        check_decode(tokenizer, ids)
+
+
+def check_decode(tokenizer: Tokenizer, ids: list[int]) -> None:
+    """The same text as the library's decoder gives for what is valid UTF-8."""
+    for skip in (True, False):
+        assert tokenizer.decode(ids, skip) == tokenizer._backend.decode(ids, skip_special_tokens=skip)
+
+
+def test_sentencepiece_from_json() -> None:
+    check_json(DATA / "tiny-spm", add_special_tokens=False)
+
+
+def test_wordpiece_from_json() -> None:
+    check_json(DATA / "tiny-wordpiece", add_special_tokens=True)
+
+
+def test_unigram_from_json(fixtures: Path) -> None:
+    check_json(fixtures / "tokenizers/tiny-unigram", add_special_tokens=False)
+
+
+def test_sentencepiece_from_gguf() -> None:
+    tokenizer = load(DATA / "tiny-spm/vocab-only.gguf")
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.adds_bos) == (1, frozenset({2}), True)
+    for case in cases(DATA / "tiny-spm"):
+        text = case["text"]
+        ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+        assert ids == case["ids"]  # sentencepiece's own
+        assert tokenizer.encode(text, parse_special=False) == case["ids_with_bos"]
+        assert tokenizer.decode(ids) == case["decoded"]
+    assert tokenizer.encode("<s> </s> <unk>", add_special_tokens=False)[0] == 1
+
+
+def test_special_tokens_in_text() -> None:
+    tokenizer = load(DATA / SMOLLM2)
+    assert tokenizer.encode("a<|im_end|>") == [81, 2]
+    literal = tokenizer.encode("a<|im_end|>", parse_special=False)
+    assert not tokenizer.special_ids & set(literal)
+    assert tokenizer.decode(literal) == "a<|im_end|>"
+    assert tokenizer.encode("a<|im_end|>") == [81, 2]
+
+
+def test_bos_is_added_at_most_once() -> None:
+    for path in (DATA / "tiny-spm", DATA / "tiny-spm/vocab-only.gguf"):
+        tokenizer = load(path)
+        plain = tokenizer.encode("Hello", add_special_tokens=False)
+        assert plain[0] != 1
+        assert tokenizer.encode("Hello") == [1, *plain]
+        assert tokenizer.encode("<s>").count(1) == 1
+        assert tokenizer.encode("<s>Hello").count(1) == 1
+        assert tokenizer.encode("<s><s>Hello").count(1) == 2  # only the tokenizer's own is spared
+
+
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_tokenizer_config_decides_about_bos(tmp_path: Path, add_bos: bool) -> None:
+    shutil.copytree(DATA / "tiny-spm", tmp_path / "model")
+    file = tmp_path / "model/tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "add_bos_token": add_bos}))
+    ids = load_tokenizer(tmp_path / "model").encode("Hello")
+    assert (ids[0] == 1) is add_bos
+
+
+def test_eos_is_a_set(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "tiny-spm", tmp_path / "model")
+    (tmp_path / "model/config.json").write_text('{"eos_token_id": 9}')
+    assert load_tokenizer(tmp_path / "model").eos_ids == {2, 9}  # eos_token of the tokenizer, and the config's
+    (tmp_path / "model/generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    assert load_tokenizer(tmp_path / "model").eos_ids == {2, 7, 8}
+
+
+def test_encode_batch_equals_encode() -> None:
+    tokenizer = load(DATA / SMOLLM2)
+    texts = [case["text"] for case in cases(DATA / "smollm2")]
+    assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
+
+
+def test_lone_surrogate_is_named() -> None:
+    with pytest.raises(ValueError, match="lone surrogate at character 2"):
+        load(DATA / SMOLLM2).encode("ab\ud800")
+
+
+def test_ids_outside_of_the_vocabulary_are_no_text() -> None:
+    tokenizer = load(DATA / SMOLLM2)
+    assert tokenizer.decode([81, 10**6, -1, 82]) == "ab"
+    assert tokenizer.id_to_bytes(10**6) == b"" and tokenizer.id_to_token(10**6) is None
+
+
+def test_bytes_of_a_token() -> None:
+    tokenizer = load(DATA / SMOLLM2)
+    ids = tokenizer.encode("naïve 你好 🦉")
+    assert b"".join(map(tokenizer.id_to_bytes, ids)) == "naïve 你好 🦉".encode()
+    spm = load(DATA / "tiny-spm")
+    assert spm.id_to_bytes(355) == b" "
+    ids = spm.encode("🦉", add_special_tokens=False)
+    assert b"".join(map(spm.id_to_bytes, ids)) == " 🦉".encode()
+
+
+def test_text_that_continues_other_text_keeps_its_space() -> None:
+    spm = load(DATA / "tiny-spm")
+    ids = spm.encode("Hello", add_special_tokens=False)
+    assert spm.decode(ids) == "Hello" and spm.decode(ids, continues=True) == " Hello"
+    stream = Detokenizer(spm, continues=True)
+    assert "".join(stream.push([token]) for token in ids) == " Hello"
+
+
+@pytest.mark.parametrize("path", [SMOLLM2, "tiny-spm", "tiny-wordpiece"])
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(data=st.data())
+def test_joined_stream_equals_decode(path: str, data: st.DataObject) -> None:
+    """Any tokens, so also bytes that are no UTF-8, cut anywhere."""
+    tokenizer = load(DATA / path)
+    ids = data.draw(st.lists(st.integers(0, min(tokenizer.vocab_size, 700) + 3), max_size=30))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=4)))
+    for skip in (True, False):
+        stream = Detokenizer(tokenizer, skip)
+        pieces = [stream.push(ids[a:b]) for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
+        assert "".join([*pieces, stream.finish()]) == tokenizer.decode(ids, skip)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(text=st.text(st.characters(codec="utf-8", max_codepoint=0x3FFFF), max_size=40))  # it has no token for byte F1
+def test_byte_level_text_survives_the_round_trip(text: str) -> None:
+    tokenizer = load(DATA / SMOLLM2)
+    ids = tokenizer.encode(text, parse_special=False)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    check_decode(tokenizer, ids)
+
+
+def test_unfinished_character_is_held_back() -> None:
+    tokenizer = load(DATA / SMOLLM2)
+    owl = tokenizer.encode("🦉")
+    assert len(owl) > 1
+    stream = Detokenizer(tokenizer)
+    assert stream.push(owl[:-1]) == ""
+    assert stream.push(owl[-1:]) == "🦉"
+    stream = Detokenizer(tokenizer)
+    assert stream.push(owl[:-1]) + stream.finish() == tokenizer.decode(owl[:-1]) == "\ufffd"
+
+
+BYTE_CHARACTERS = [char for char, _ in sorted(_BYTES.items(), key=lambda item: item[1])]
+MERGED = ["12", "123", "1234", "'S", "Ġ1"]
+SPECIAL = ["<bos>", "<|eot_id|>", "<end>", "<user>"]
+BOS, EOT, END, USER = range(261, 265)
+
+
+def write_vocabulary(path: Path, pre: str, change: Callable[[gguf.GGUFWriter], None] = lambda w: None) -> Path:
+    """A byte-level vocabulary: token i is byte i, then a few merges, then special tokens."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list([*BYTE_CHARACTERS, *MERGED, *SPECIAL])
+    writer.add_token_types([1] * (256 + len(MERGED)) + [3, 3, 3, 4])
+    writer.add_token_merges(["1 2", "12 3", "123 4", "' S", "Ġ 1"])
+    writer.add_bos_token_id(BOS)
+    writer.add_eos_token_id(END)
+    change(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("gpt-2", "1234", ["1234"]),
+        ("gpt-2", "a'S 1", ["a", "'", "S", "Ġ1"]),
+        ("smollm", "1234", ["1", "2", "3", "4"]),
+        ("smollm", " 1", ["Ġ", "1"]),
+        ("llama-bpe", "1234", ["<bos>", "123", "4"]),
+        ("llama-bpe", "a'S 1", ["<bos>", "a", "'S", "Ġ", "1"]),
+        ("qwen2", "1234", ["1", "2", "3", "4"]),
+        ("qwen2", "a'S<user>", ["a", "'S", "<user>"]),
+        ("qwen2", "e\u0301", ["Ã", "©"]),  # composed first
+        ("gpt-2", "e\u0301", ["e", "Ì", "ģ"]),
+    ],
+)
+def test_pre_tokenizers(tmp_path: Path, pre: str, text: str, pieces: list[str]) -> None:
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "v.gguf", pre))
+    assert [tokenizer.id_to_token(token) for token in tokenizer.encode(text)] == pieces
+
+
+def test_gguf_special_tokens(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "a.gguf", "llama-bpe"))
+    assert tokenizer.eos_ids == {EOT, END}  # the end of turn is known by its name
+    assert tokenizer.special_ids == {BOS, EOT, END}
+    assert tokenizer.decode([BOS, USER, END]) == "<user>"
+    assert tokenizer.special_token_names == {"bos_token": "<bos>", "eos_token": "<end>"}
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.add_add_bos_token(False)
+        writer.add_eot_token_id(USER)
+        writer.add_chat_template("{{ bos_token }}")
+
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "b.gguf", "llama-bpe", change))
+    assert tokenizer.eos_ids == {END, USER} and tokenizer.encode("a") == [ord("a")]
+    assert tokenizer.chat_template == "{{ bos_token }}"
+
+
+GGUF_FAULTS: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None], str]] = {
+    "pre-tokenizer": ("falcon", lambda w: None, "pre-tokenizer 'falcon' .* is not supported"),
+    "model": ("gpt-2", lambda w: add(w, "tokenizer.ggml.model", "bert"), "tokenizer model 'bert' is not supported"),
+    "types": ("gpt-2", lambda w: add(w, "tokenizer.ggml.token_type", [1, 2]), "265 tokens but 2 token types"),
+    "merges": ("gpt-2", lambda w: add(w, "tokenizer.ggml.merges", ["nope nope"]), "merges do not fit"),
+    "no merges": ("gpt-2", lambda w: add(w, "tokenizer.ggml.merges", 5), "merges' is missing or no list of strings"),
+    "no scores": ("gpt-2", lambda w: add(w, "tokenizer.ggml.model", "llama"), "scores is missing"),
+    "eos": ("gpt-2", lambda w: add(w, "tokenizer.ggml.eos_token_id", 999), "eos_token_id 999 is outside of the 265"),
+}
+
+
+def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Set a value, also over one that was set before."""
+    for values in writer.kv_data:
+        values.pop(key, None)
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_uint32(key, value)
+
+
+@pytest.mark.parametrize("fault", sorted(GGUF_FAULTS))
+def test_gguf_tokenizers_that_are_refused(tmp_path: Path, fault: str) -> None:
+    pre, change, message = GGUF_FAULTS[fault]
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_tokenizer(write_vocabulary(tmp_path / "v.gguf", pre, change))
+    assert str(tmp_path / "v.gguf") in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_directories_that_hold_no_tokenizer(tmp_path: Path) -> None:
+    for path, message in ((tmp_path, "no tokenizer.json"), (tmp_path / "x", "no such file or directory")):
+        with pytest.raises(CheckpointError, match=message):
+            load_tokenizer(path)
+    (tmp_path / "tokenizer.json").write_text('{"model": 1}')
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_ids_may_come_from_numpy(data: Path) -> None:
+    tokenizer = load(data / "tokenizers" / SMOLLM2)
+    ids = tokenizer.encode("Hello world")
+    assert tokenizer.decode(np.array(ids)) == Detokenizer(tokenizer).push(np.array(ids)) == "Hello world"
