@@ -55,38 +55,40 @@ struct Random {
 template <class T>
 class Guarded {
  public:
-  explicit Guarded(size_t n) : n_(n), bytes_(n * sizeof(T)), memory_(bytes_ + 3 * kGuard, 0xff) {
-    start_ = kGuard + (64 - (uintptr_t)(memory_.data() + kGuard) % 64) % 64;
-    memset(memory_.data() + start_ - kGuard / 2, kPattern, kGuard / 2);
-    memset(memory_.data() + start_ + bytes_, kPattern, kGuard / 2);
+  explicit Guarded(size_t n) : n_(n), bytes_(n * sizeof(T)), memory_((uint8_t*)aligned_alloc(64, total())) {
+    if (!memory_) abort();
+    memset(memory_, kPattern, total());
+    memset(memory_ + kGuard, 0xff, bytes_);
   }
+  ~Guarded() { free(memory_); }
   Guarded(const Guarded&) = delete;
   Guarded& operator=(const Guarded&) = delete;
-  T* data() { return (T*)(memory_.data() + start_); }
+  T* data() { return (T*)(memory_ + kGuard); }
   T& operator[](size_t i) { return data()[i]; }
   size_t size() const { return n_; }
-  void zero() { memset(memory_.data() + start_, 0, bytes_); }
+  void zero() { memset(memory_ + kGuard, 0, bytes_); }
   bool intact() const {
-    for (size_t i = 0; i < kGuard / 2; i++)
-      if (memory_[start_ - kGuard / 2 + i] != kPattern || memory_[start_ + bytes_ + i] != kPattern) return false;
+    for (size_t i = 0; i < total(); i++)
+      if ((i < kGuard || i >= kGuard + bytes_) && memory_[i] != kPattern) return false;
     return true;
   }
 
  private:
-  static constexpr size_t kGuard = 128;
+  static constexpr size_t kGuard = 64;
   static constexpr uint8_t kPattern = 0xa5;
-  size_t n_, bytes_, start_;
-  std::vector<uint8_t> memory_;
+  size_t total() const { return (bytes_ + 63) / 64 * 64 + 2 * kGuard; }
+  size_t n_, bytes_;
+  uint8_t* memory_;
 };
 
 // An activation with its own guarded memory, poisoned
 class OwnActivation {
  public:
   OwnActivation(Act act, int rows, int k)
-      : k_pad_((k + 63) / 64 * 64), groups_((size_t)rows * k_pad_ / 32), ld_(act_ld(act, k_pad_)),
+      : k_pad_((k + 63) / 64 * 64), groups_((size_t)rows * k_pad_ / 32), ld_((size_t)act_ld(act, (int)k_pad_)),
         f_(act == Act::F32 ? rows * ld_ : 0), h_(act == Act::BF16 ? rows * ld_ : 0), q_(act == Act::A8 ? groups_ * 32 : 0),
         s_(act == Act::A8 ? groups_ : 0), t_(act == Act::A8 ? groups_ : 0), nsum_(act == Act::A8 ? groups_ : 0),
-        view{act, rows, k, k_pad_, (int64_t)ld_, f_.data(), h_.data(), q_.data(), s_.data(), t_.data(), nsum_.data()} {}
+        view{act, rows, k, (int)k_pad_, (int64_t)ld_, f_.data(), h_.data(), q_.data(), s_.data(), t_.data(), nsum_.data()} {}
   bool intact() const {
     return f_.intact() && h_.intact() && q_.intact() && s_.intact() && t_.intact() && nsum_.intact();
   }
