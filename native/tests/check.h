@@ -28,6 +28,8 @@ __attribute__((format(printf, 2, 3))) inline void expect(bool ok, const char* fo
   va_end(args);
 }
 
+#define CHECK(condition) octavo::check::expect((condition), "%s:%d: %s", __FILE__, __LINE__, #condition)
+
 inline int finish() {
   if (failures) printf("%d expectations failed\n", failures);
   return failures ? 1 : 0;

@@ -303,10 +303,12 @@ void test_rows(const Kernels& k) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return octavo::test_levels(argc, argv, [](const Kernels& k) {
-    test_passes(k);
-    test_draw(k);
-    test_truncation(k);
-    test_rows(k);
-  });
+  for (const Kernels* k : check::levels(argc, argv)) {
+    std::printf("level %s\n", k->name);
+    test_passes(*k);
+    test_draw(*k);
+    test_truncation(*k);
+    test_rows(*k);
+  }
+  return check::finish();
 }
