@@ -345,15 +345,6 @@ void Program::read(int value, float* out) const {
     }
 }
 
-void Program::write(int value, const float* in, int rows, int tokens) {
-  const int cols = spec_.values[static_cast<size_t>(value)].cols;
-  const Activation a = activation({value, 0, cols}, tokens <= spec_.small_tokens ? 0 : 1, rows);
-  if (a.act == Act::F32)
-    std::memcpy(a.f, in, static_cast<size_t>(rows) * static_cast<size_t>(cols) * sizeof(float));
-  else
-    kernels_.round(in, cols, a, 0, rows, 0, a.k_pad / 32);
-}
-
 const float* Program::logits() const {
   const Node& last = spec_.nodes.back();
   return last.op == Op::Sample ? f32(last.a, last_plan_) : nullptr;

@@ -164,13 +164,8 @@ void pack_weight(Pool& pool, Memory& memory, size_t offset, const std::string& f
   });
 }
 
-void check_value(const Program& program, int value, size_t rows, size_t cols) {
-  const ProgramSpec& spec = program.spec();
-  if (value < 0 || value >= static_cast<int>(spec.values.size())) throw std::invalid_argument("no such value");
-  const ValueSpec& v = spec.values[static_cast<size_t>(value)];
-  const int most = v.logit_rows ? spec.limits.max_rows : spec.limits.max_tokens;
-  if (rows < 1 || rows > static_cast<size_t>(most) || cols != static_cast<size_t>(v.cols))
-    throw std::invalid_argument(v.name + " takes 1 to " + std::to_string(most) + " rows of " + std::to_string(v.cols));
+void check_value(const Program& program, int value) {
+  if (value < 0 || value >= static_cast<int>(program.spec().values.size())) throw std::invalid_argument("no such value");
 }
 
 template <class T>
@@ -250,15 +245,16 @@ NB_MODULE(_native, m) {
         if (!p.logits()) throw std::invalid_argument("this program computes no logits");
         return view(p.logits(), p.logit_rows(), p.spec().limits.vocab, self);
       })
+      .def("value_rows", [](const Program& p, int value) {
+        check_value(p, value);
+        return p.value_rows(value);
+      }, "value"_a)
       .def("read", [](const Program& p, int value, Out<float, nb::ndim<2>> out) {
-        check_value(p, value, out.shape(0), out.shape(1));
-        if (static_cast<int>(out.shape(0)) != p.value_rows(value)) throw std::invalid_argument("the last run had other rows");
+        check_value(p, value);
+        if (static_cast<int>(out.shape(0)) != p.value_rows(value) || static_cast<int>(out.shape(1)) != p.spec().values[static_cast<size_t>(value)].cols)
+          throw std::invalid_argument("the last run left another shape");
         p.read(value, out.data());
-      }, "value"_a, "out"_a)
-      .def("write", [](Program& p, int value, In<float, nb::ndim<2>> in, int tokens) {
-        check_value(p, value, in.shape(0), in.shape(1));
-        p.write(value, in.data(), static_cast<int>(in.shape(0)), tokens);
-      }, "value"_a, "array"_a, "tokens"_a);
+      }, "value"_a, "out"_a);
 }
 
 }  // namespace octavo

@@ -104,11 +104,9 @@ class Program {
   int logit_rows() const { return last_rows_; }
   size_t arena_bytes() const { return arena_.bytes(); }
 
-  // For checks of single nodes. A value of the last run as float32 [rows][cols], rounded types converted back ...
+  // For checks of single nodes: a value of the last run as float32 [rows][cols], rounded types decoded.
   int value_rows(int value) const { return spec_.values[static_cast<size_t>(value)].logit_rows ? last_rows_ : last_tokens_; }
   void read(int value, float* out) const;
-  // ... and what the next run, of `tokens` tokens, will find there: rows x cols float32, rounded on the way.
-  void write(int value, const float* in, int rows, int tokens);
 
  private:
   struct Step;                 // what the workers of one run share

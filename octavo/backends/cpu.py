@@ -1,0 +1,201 @@
+"""The native CPU backend: packs weights, lowers the graph to a flat plan, and runs it without Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo import _native
+from octavo.backends import threads
+from octavo.backends.base import F32, SMALL_T, Limits, StepBatch, StepHandle, StepResult, TraceSpan
+from octavo.backends.cpu_lower import Lowered, lower
+from octavo.graph.fuse import fuse
+from octavo.graph.ir import DType, Dim, Graph, KvGroup, Value, WeightPart
+from octavo.graph.plan import align, plan
+from octavo.graph.verify import verify
+from octavo.weights.formats import dequantise, to_native
+from octavo.weights.spec import Checkpoint, CheckpointError
+
+BLOCK_BYTES = {DType.BF16: 64, DType.F32: 128}
+"""Per head dimension: 16 tokens, keys and values (native/kernels.h)."""
+
+
+@dataclass(frozen=True)
+class CpuWeights:
+    """Every weight packed once. A tensor used twice (tied embeddings) has one place."""
+
+    memory: _native.Memory
+    parts: dict[WeightPart, int]  # byte offset of a packed matrix
+    vectors: dict[str, int]  # byte offset of a float32 vector, by the name of its value
+
+    @property
+    def num_bytes(self) -> int:
+        return self.memory.num_bytes
+
+
+@dataclass(frozen=True)
+class CpuState:
+    """One arena per KV group: [layer][kv head][block]. Touched on use."""
+
+    arenas: list[_native.Memory]
+    num_blocks: list[int]
+
+    @property
+    def touched_bytes(self) -> int:
+        return sum(arena.touched_bytes for arena in self.arenas)
+
+
+class Done(NamedTuple):
+    value: StepResult
+
+    def result(self) -> StepResult:
+        return self.value
+
+
+class CpuBackend:
+    """isa, num_threads, fuse, reuse and poison as in config.EngineConfig. Raises ValueError naming a bad option."""
+
+    name = "cpu"
+    fusions = frozenset({"norm_round", "linear_add", "linear_act_mul_round", "rope_kv_write", "attention_round"})
+
+    def __init__(
+        self, isa: str = "auto", num_threads: int = 0, fuse: bool = True, reuse: bool = True, poison: bool = False
+    ) -> None:
+        levels = _native.isa_levels()
+        if isa != "auto" and isa not in levels:
+            raise ValueError(f"isa {isa!r} cannot run here; this machine has: {', '.join(levels)}")
+        self.isa = levels[-1] if isa == "auto" else isa
+        self.num_threads = num_threads or threads.default_threads()
+        self._pool = _native.Pool(self.num_threads, threads.pinning(self.num_threads))
+        self._fuse = fuse
+        self._reuse = reuse
+        self._poison = poison
+
+    def pack(
+        self, graph: Graph, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None
+    ) -> CpuWeights:
+        """Source pages are released as soon as a tensor is packed. progress(done, total) in bytes of the files."""
+        matrices: dict[WeightPart, int] = {}  # part -> input features
+        vectors: dict[str, Value] = {}
+        for value in graph.weights():
+            if value.rows == Dim(1):
+                vectors[value.name] = value
+            else:
+                matrices.update((part, value.cols) for part in value.parts)
+        sizes = {part: _native.packed_bytes(part.format, part.rows, cols) for part, cols in matrices.items()}
+        parts, end = _places(sizes, 0)
+        vector_places, end = _places({name: 4 * value.cols for name, value in vectors.items()}, end)
+        weights = CpuWeights(_native.Memory(end, huge_pages=True), parts, vector_places)
+
+        done = 0
+        for part, cols in matrices.items():
+            info, data = checkpoint.read(part.name)
+            if data.shape[0] != part.rows:
+                raise CheckpointError(f"{info.file}: {part.name} has {data.shape[0]} rows, expected {part.rows}")
+            rows = np.ascontiguousarray(to_native(part.format, info.source, data, cols))
+            _native.pack(self._pool, weights.memory, parts[part], part.format, rows, cols)
+            done += data.nbytes
+            del data, rows
+            checkpoint.release(part.name)
+            if progress:
+                progress(done, checkpoint.total_bytes)
+        for name, value in vectors.items():
+            place = weights.memory.view(vector_places[name], 4 * value.cols).view(np.float32)
+            np.concatenate([_vector(checkpoint, part.name) for part in value.parts], out=place)
+        if progress:
+            progress(checkpoint.total_bytes, checkpoint.total_bytes)
+        return weights
+
+    def block_bytes(self, graph: Graph) -> list[int]:
+        return [len(g.layers) * g.kv_heads * _head_block_bytes(g) for g in graph.groups]
+
+    def make_state(self, graph: Graph, num_blocks: Sequence[int]) -> CpuState:
+        arenas = []
+        for size, blocks in zip(self.block_bytes(graph), num_blocks, strict=True):
+            # Small pages: with huge ones the first block of each layer and head would take two megabytes.
+            arena = _native.Memory(size * blocks, huge_pages=False)
+            if self._poison:
+                arena.view(0, size * blocks)[:] = 0xFF
+            arenas.append(arena)
+        return CpuState(arenas, list(num_blocks))
+
+    def compile(self, graph: Graph, weights: CpuWeights, state: CpuState, limits: Limits) -> CpuProgram:
+        graph = verify(fuse(verify(graph), self.fusions if self._fuse else ()))
+        small_tokens = min(SMALL_T, limits.max_tokens)
+        plans = (
+            plan(graph, small_tokens, min(small_tokens, limits.max_rows), self._reuse),
+            plan(graph, limits.max_tokens, limits.max_rows, self._reuse),
+        )
+        lowered = lower(graph, plans, weights.memory, weights.parts, weights.vectors, state.arenas, state.num_blocks,
+                        limits, self._poison)  # fmt: skip
+        return CpuProgram(graph, _native.Program(self._pool, self.isa, lowered.spec), lowered)
+
+
+class CpuProgram:
+    """Runs steps one at a time; the arrays of a result belong to the caller."""
+
+    def __init__(self, graph: Graph, program: _native.Program, lowered: Lowered) -> None:
+        self.graph = graph
+        self._program = program
+        self._lowered = lowered
+
+    @property
+    def arena_bytes(self) -> int:
+        return self._program.arena_bytes
+
+    def run(self, batch: StepBatch) -> StepHandle:
+        """Raises ValueError naming the array, index, value and limit where the batch is wrong; nothing is run then."""
+        return Done(self._run(batch, timed=False)[0])
+
+    def logits(self) -> F32:
+        return self._program.logits()
+
+    def trace(self, batch: StepBatch) -> list[TraceSpan]:
+        spans = []
+        for index, seconds, wait in self._run(batch, timed=True)[1]:
+            name, layer = ("prepare", -1) if index < 0 else self._lowered.names[index]
+            spans.append(TraceSpan(name, layer, seconds, wait))
+        return spans
+
+    def read(self, value: Value) -> F32:
+        """[rows, cols] of a root value after a run, rounded types decoded. Valid only where nothing overlaid it."""
+        out = np.empty((self._program.value_rows(self._lowered.values[value]), value.cols), np.float32)
+        self._program.read(self._lowered.values[value], out)
+        return out
+
+    def _run(self, batch: StepBatch, timed: bool) -> tuple[StepResult, list[tuple[int, float, float]]]:
+        rows = len(batch.logit_rows)
+        width = max(0, int(batch.sampling.num_top.max())) if rows else 0
+        result = StepResult(
+            token_ids=np.zeros(rows, np.int32),
+            logprobs=np.zeros(rows, np.float32),
+            ranks=np.zeros(rows, np.int32),
+            top_ids=np.zeros((rows, width), np.int32),
+            top_logprobs=np.zeros((rows, width), np.float32),
+            invalid=np.zeros(rows, np.bool_),
+        )
+        return result, self._program.run(batch, *result, timed=timed)
+
+
+def _head_block_bytes(group: KvGroup) -> int:
+    return BLOCK_BYTES[group.dtype] * group.head_dim
+
+
+def _places(sizes: dict[Any, int], start: int) -> tuple[dict[Any, int], int]:
+    """Consecutive aligned places from `start` on, and the end of the last."""
+    places = {}
+    for key, size in sizes.items():
+        places[key] = start
+        start = align(start + size)
+    return places, start
+
+
+def _vector(checkpoint: Checkpoint, name: str) -> NDArray[np.float32]:
+    info, data = checkpoint.read(name)
+    values: NDArray[np.float32] = dequantise(info.source, data.reshape(1, -1), info.shape[-1]).ravel()
+    checkpoint.release(name)
+    return values

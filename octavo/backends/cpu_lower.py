@@ -1,0 +1,223 @@
+"""Lowering: the nodes of a graph as instructions of the native program. What they mean is checked there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from octavo import _native
+from octavo.backends.base import SMALL_T, Limits
+from octavo.graph import ops
+from octavo.graph.ir import DType, Dim, Graph, Kind, Node, Value, WeightPart
+from octavo.graph.plan import Plan
+from octavo.graph.verify import GraphError
+
+
+class Lowered(NamedTuple):
+    spec: _native.ProgramSpec
+    values: dict[Value, int]  # root values of the arena, by index in the program
+    names: list[tuple[str, int]]  # (op, layer) of each node
+
+
+def lower(
+    graph: Graph,
+    plans: tuple[Plan, Plan],
+    memory: _native.Memory,
+    parts: Mapping[WeightPart, int],
+    vectors: Mapping[str, int],
+    arenas: Sequence[_native.Memory],
+    num_blocks: Sequence[int],
+    limits: Limits,
+    poison: bool,
+) -> Lowered:
+    """`plans`: small and full, of the same nodes. `parts`, `vectors`: byte offsets in `memory`."""
+    spec = _native.ProgramSpec(
+        limits.max_tokens, limits.max_rows, limits.max_seqs, limits.max_model_len, graph.vocab_size, SMALL_T, poison
+    )
+    spec.set_arena(*(p.size for p in plans))
+    for group, arena, blocks in zip(graph.groups, arenas, num_blocks, strict=True):
+        spec.add_group(arena, group.dtype.value, len(group.layers), group.kv_heads, group.head_dim, blocks)
+    low = _Lowering(graph, spec, plans, memory, parts, vectors)
+    for index, node in enumerate(graph.nodes):
+        native = _native.Node(_NATIVE_NAMES.get(node.op, node.op), node.layer)
+        native.set_barriers(*(index in p.barriers for p in plans))
+        _FILL[type(node.attrs)](low, native, node, node.attrs)
+        spec.add_node(native)
+    return Lowered(spec, low.values, [(node.op, node.layer) for node in graph.nodes])
+
+
+_NATIVE_NAMES = {"attention_round": "attention"}  # rounds when its output is of a rounded type
+
+
+class _Lowering:
+    """Values and weights that were already told to the program."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        spec: _native.ProgramSpec,
+        plans: tuple[Plan, Plan],
+        memory: _native.Memory,
+        parts: Mapping[WeightPart, int],
+        vectors: Mapping[str, int],
+    ) -> None:
+        self.graph = graph
+        self.values: dict[Value, int] = {}
+        self._spec = spec
+        self._plans = plans
+        self._memory = memory
+        self._parts = parts
+        self._vectors = vectors
+        self._weights: dict[object, int] = {}
+        self._ropes: dict[tuple[tuple[float, ...], float], int] = {}
+
+    def operand(self, v: Value) -> _native.Operand:
+        root = v.root
+        if root not in self.values:
+            offsets = [p.offsets[root] for p in self._plans]
+            self.values[root] = self._spec.add_value(root.name, root.dtype.value, root.rows.sym == "R", root.cols, *offsets)
+        return _native.Operand(self.values[root], v.start, v.cols)
+
+    def matrices(self, weight: Value) -> list[int]:
+        return [self._matrix(part, weight.cols) for part in weight.parts]
+
+    def _matrix(self, part: WeightPart, cols: int) -> int:
+        if part not in self._weights:
+            offset = self._parts[part]
+            self._weights[part] = self._spec.add_weight(part.name, self._memory, offset, part.format, part.rows, cols)
+        return self._weights[part]
+
+    def vector(self, weight: Value) -> int:
+        if weight.name not in self._weights:
+            offset = self._vectors[weight.name]
+            self._weights[weight.name] = self._spec.add_weight(weight.name, self._memory, offset, "f32", 1, weight.cols)
+        return self._weights[weight.name]
+
+    def rope(self, a: ops.Rope) -> int:
+        key = (a.inv_freq, a.scale)
+        if key not in self._ropes:
+            self._ropes[key] = self._spec.add_rope(list(a.inv_freq), a.scale)
+        return self._ropes[key]
+
+    def put_group(self, native: _native.Node, node: Node, group: int, head_dim: int) -> None:
+        native.group, native.head_dim = group, head_dim
+        native.group_layer = self.graph.groups[group].layers.index(node.layer)
+
+
+# ---- one function per operation: operands by the order written in graph.ops
+
+
+def _embed(low: _Lowering, native: _native.Node, node: Node, _: ops.Embed) -> None:
+    ids, weight = node.ins
+    _need_input(node, ids)
+    if len(weight.parts) != 1:
+        raise GraphError(f"{node!r}: an embedding of several parts is not supported")
+    native.weights, native.out = low.matrices(weight), low.operand(node.outs[0])
+
+
+def _norm(low: _Lowering, native: _native.Node, node: Node, a: ops.RmsNorm | ops.NormRound) -> None:
+    x, weight = node.ins
+    native.a, native.vector, native.eps, native.out = low.operand(x), low.vector(weight), a.eps, low.operand(node.outs[0])
+
+
+def _round(low: _Lowering, native: _native.Node, node: Node, _: ops.Round) -> None:
+    native.a, native.out = low.operand(node.ins[0]), low.operand(node.outs[0])
+
+
+def _linear(low: _Lowering, native: _native.Node, node: Node, _: ops.Linear) -> None:
+    x, weight, *bias = node.ins
+    native.a, native.weights, native.out = low.operand(x), low.matrices(weight), low.operand(node.outs[0])
+    if bias:
+        native.vector = low.vector(bias[0])
+
+
+def _linear_add(low: _Lowering, native: _native.Node, node: Node, _: ops.LinearAdd) -> None:
+    x, weight, residual = node.ins
+    native.a, native.weights, native.out = low.operand(x), low.matrices(weight), low.operand(node.outs[0])
+    native.b = low.operand(residual)
+
+
+def _linear_act_mul_round(low: _Lowering, native: _native.Node, node: Node, a: ops.LinearActMulRound) -> None:
+    _need_silu(node, a.act)
+    x, weight = node.ins
+    native.a, native.weights, native.out = low.operand(x), low.matrices(weight), low.operand(node.outs[0])
+
+
+def _rope(low: _Lowering, native: _native.Node, node: Node, a: ops.Rope) -> None:
+    x, positions = node.ins
+    _need_input(node, positions)
+    native.a, native.out = low.operand(x), low.operand(node.outs[0])
+    native.rope, native.neox, native.head_dim = low.rope(a), a.neox, a.head_dim
+
+
+def _kv_write(low: _Lowering, native: _native.Node, node: Node, a: ops.KvWrite) -> None:
+    k, v, _ = node.ins
+    native.b, native.c = low.operand(k), low.operand(v)
+    low.put_group(native, node, a.group, a.head_dim)
+
+
+def _rope_kv_write(low: _Lowering, native: _native.Node, node: Node, a: ops.RopeKvWrite) -> None:
+    q, k, v, positions, _ = node.ins
+    _need_input(node, positions)
+    native.a, native.b, native.c, native.out = low.operand(q), low.operand(k), low.operand(v), low.operand(node.outs[0])
+    native.rope, native.neox = low.rope(a.rope), a.rope.neox
+    low.put_group(native, node, a.kv_write.group, a.kv_write.head_dim)
+
+
+def _attention(low: _Lowering, native: _native.Node, node: Node, a: ops.Attention) -> None:
+    native.a, native.out = low.operand(node.ins[0]), low.operand(node.outs[0])
+    native.heads, native.scale = a.heads, a.scale
+    low.put_group(native, node, a.group, a.head_dim)
+
+
+def _attention_round(low: _Lowering, native: _native.Node, node: Node, a: ops.AttentionRound) -> None:
+    _attention(low, native, node, a.attention)
+
+
+def _act_mul(low: _Lowering, native: _native.Node, node: Node, a: ops.ActMul) -> None:
+    _need_silu(node, a.act)
+    _add(low, native, node, ops.Add())
+
+
+def _add(low: _Lowering, native: _native.Node, node: Node, _: ops.Add) -> None:
+    native.a, native.b, native.out = low.operand(node.ins[0]), low.operand(node.ins[1]), low.operand(node.outs[0])
+
+
+def _gather_rows(low: _Lowering, native: _native.Node, node: Node, _: ops.GatherRows) -> None:
+    x, rows = node.ins
+    _need_input(node, rows)
+    native.a, native.out = low.operand(x), low.operand(node.outs[0])
+
+
+def _sample(low: _Lowering, native: _native.Node, node: Node, _: ops.Sample) -> None:
+    native.a = low.operand(node.ins[0])
+
+
+def _need_input(node: Node, v: Value) -> None:
+    if v.kind is not Kind.INPUT or v.dtype is not DType.I32 or v.rows not in (Dim(1, "T"), Dim(1, "R")):
+        raise GraphError(f"{node!r}: %{v.name} must be an array of the batch")
+
+
+def _need_silu(node: Node, act: str) -> None:
+    if act != "silu":
+        raise GraphError(f"{node!r}: the native backend has no activation {act!r}")
+
+
+_FILL: dict[type[ops.Attrs], Callable[[_Lowering, _native.Node, Node, Any], None]] = {
+    ops.Embed: _embed,
+    ops.RmsNorm: _norm,
+    ops.NormRound: _norm,
+    ops.Round: _round,
+    ops.Linear: _linear,
+    ops.LinearAdd: _linear_add,
+    ops.LinearActMulRound: _linear_act_mul_round,
+    ops.Rope: _rope,
+    ops.KvWrite: _kv_write,
+    ops.RopeKvWrite: _rope_kv_write,
+    ops.Attention: _attention,
+    ops.AttentionRound: _attention_round,
+    ops.ActMul: _act_mul,
+    ops.Add: _add,
+    ops.GatherRows: _gather_rows,
+    ops.Sample: _sample,
+}
