@@ -39,9 +39,15 @@ class Shapes:
         return rows, cols, self.formats.get(name.split(".")[0], self.default)
 
 
-def chain(bias: bool = False, extra_reader: bool = False, inner: int = 64, **formats: str) -> Graph:
+def chain(
+    bias: bool = False,
+    extra_reader: bool = False,
+    inner: int = 64,
+    default: str = "w4",
+    formats: dict[str, str] | None = None,
+) -> Graph:
     """A one-layer model of 2 heads of 16 over 1 kv head, hidden 32."""
-    source = Shapes(**formats)
+    source = Shapes(default, **(formats or {}))
     b = Builder("chain", 40, 100, source)
     group = b.kv_group(KvGroup("full", (0,), 1, 16, DType.BF16))
     for name, shape in {
@@ -63,7 +69,8 @@ def chain(bias: bool = False, extra_reader: bool = False, inner: int = 64, **for
     if extra_reader:
         x = b.add(x, o)
     up = b.linear(b.rms_norm(x, "norm.weight", 1e-5), {"gate": inner, "up": inner}, bias)
-    x = b.add(x, b.linear(b.act_mul(*b.split(up, inner, inner), "silu"), {"down": 32}, bias))
+    gate, up = b.split(up, inner, inner)
+    x = b.add(x, b.linear(b.act_mul(gate, up, "silu"), {"down": 32}, bias))
     b.layer = -1
     b.sample(b.logits(b.rms_norm(b.gather_rows(x), "norm.weight", 1e-5), table))
     return verify(b.graph)
@@ -73,8 +80,8 @@ def act(packed: str) -> DType:
     return {"f32": DType.F32, "bf16": DType.BF16}.get(packed, DType.A8)
 
 
-def rounded(**formats: str) -> Graph:
-    return verify(round_inputs(chain(**formats), act))
+def rounded(default: str = "w4", **formats: str) -> Graph:
+    return verify(round_inputs(chain(default=default, formats=formats), act))
 
 
 # ---- verify
@@ -249,7 +256,7 @@ def test_value_bytes(cols: int, dtype: DType, rows: int, expected: int) -> None:
 
 def simulate(graph: Graph, made: Plan) -> None:
     """Run the plan on bytes that say whose they are: every read must find its value whole."""
-    arena = [None] * (made.size // ALIGN)
+    arena: list[Value | None] = [None] * (made.size // ALIGN)
     over = overlays(graph)
     for node in graph.nodes:
         for v in node.ins:
@@ -262,7 +269,7 @@ def simulate(graph: Graph, made: Plan) -> None:
             arena[start : start + value_bytes(v, made.sizes) // ALIGN] = [v] * (value_bytes(v, made.sizes) // ALIGN)
 
 
-def lines(arena: list, made: Plan, v: Value) -> list:  # type: ignore[type-arg]
+def lines(arena: list[Value | None], made: Plan, v: Value) -> list[Value | None]:
     start = made.offsets[v] // ALIGN
     return arena[start : start + value_bytes(v, made.sizes) // ALIGN]
 

@@ -32,6 +32,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Keys that change results, with the values under which they do not; absent and null never do."""
 
 
+_COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
 class Shape(NamedTuple):
     """Sizes and switches of a decoder in the manner of Llama."""
 
@@ -61,12 +64,14 @@ def refuse_unknown(config: dict[str, Any], path: str) -> None:
 
 def read(config: dict[str, Any], path: str) -> Shape:
     """The Shape of a config; CheckpointError names what cannot be."""
+    for name in _COUNTS:
+        if not isinstance(config[name], int) or config[name] < 1:
+            raise CheckpointError(f"{path}: config has {name} = {config[name]!r}, expected a whole number above 0")
+    if not isinstance(config["rms_norm_eps"], float | int):
+        raise CheckpointError(f"{path}: config has rms_norm_eps = {config['rms_norm_eps']!r}, expected a number")
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     kv_heads = config.get("num_key_value_heads") or heads
     head_dim = config.get("head_dim") or hidden // heads
-    for name, value in (("num_attention_heads", heads), ("num_key_value_heads", kv_heads), ("hidden_size", hidden)):
-        if not isinstance(value, int) or value < 1:
-            raise CheckpointError(f"{path}: config has {name} = {value!r}, expected a whole number above 0")
     if heads % kv_heads:
         raise CheckpointError(f"{path}: {heads} attention heads cannot share {kv_heads} key-value heads")
     if head_dim % 16 or not 16 <= head_dim <= 256:

@@ -1,0 +1,302 @@
+"""Model files: every fixture against its expected values, an independent forward pass, and configs that are refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from octavo.backends.reference import ReferenceBackend, forward_logits
+from octavo.graph.ir import DType
+from octavo.models import build_graph, parts
+from octavo.weights.checkpoint import open_checkpoint
+from octavo.weights.spec import Checkpoint, CheckpointError, SourceTensor, TensorInfo
+
+F32 = NDArray[np.float32]
+ARCH = ["arch/llama", "arch/llama_rope_linear", "arch/llama_rope_llama3"]
+GGUF = [f"gguf/tiny-llama-{kind}" for kind in ("f16_bf16", "q8_0", "q4_0", "q4_1")]
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 50, "hidden_size": 48, "intermediate_size": 40,
+    "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "hidden_act": "silu",
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+class InMemory:
+    """A Checkpoint of float32 tensors."""
+
+    path = "memory"
+    generation: dict[str, Any] = {}
+
+    def __init__(self, config: dict[str, Any], tensors: dict[str, F32]) -> None:
+        self.config, self.tensors = config, tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def info(self, name: str) -> TensorInfo:
+        if name not in self.tensors:
+            raise CheckpointError(f"memory: tensor {name!r} is missing")
+        return TensorInfo(self.tensors[name].shape, "F32", "memory")
+
+    def read(self, name: str) -> SourceTensor:
+        tensor = self.tensors[name]
+        return SourceTensor(self.info(name), tensor.reshape(-1, tensor.shape[-1]).view(np.uint8))
+
+    def release(self, name: str) -> None:
+        assert name in self.tensors
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def random_model(seed: int = 0, **changes: Any) -> InMemory:
+    """Random tensors of the shapes that the config asks for, biases where it has them."""
+    c = {**CONFIG, **changes}
+    rng = np.random.default_rng(seed)
+    hidden, inner, vocab = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
+    q, kv = c["num_attention_heads"] * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    if not c["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (vocab, hidden)
+    for i in range(c["num_hidden_layers"]):
+        p = f"model.layers.{i}."
+        shapes |= {p + "input_layernorm.weight": (hidden,), p + "post_attention_layernorm.weight": (hidden,)}
+        for module, (rows, cols), bias in (
+            ("self_attn.q_proj", (q, hidden), "attention_bias"), ("self_attn.k_proj", (kv, hidden), "attention_bias"),
+            ("self_attn.v_proj", (kv, hidden), "attention_bias"), ("self_attn.o_proj", (hidden, q), "attention_bias"),
+            ("mlp.gate_proj", (inner, hidden), "mlp_bias"), ("mlp.up_proj", (inner, hidden), "mlp_bias"),
+            ("mlp.down_proj", (hidden, inner), "mlp_bias"),
+        ):  # fmt: skip
+            shapes[f"{p}{module}.weight"] = (rows, cols)
+            if c.get(bias):
+                shapes[f"{p}{module}.bias"] = (rows,)
+    tensors = {}
+    for name, shape in shapes.items():
+        mean, spread = (1.0, 0.2) if "norm" in name else (0.0, 0.5 if len(shape) == 1 else shape[-1] ** -0.5)
+        tensors[name] = (mean + spread * rng.standard_normal(shape)).astype(np.float32)
+    return InMemory(c, tensors)
+
+
+def naive_logits(model: InMemory, ids: list[int], inv_freq: list[float]) -> NDArray[np.float64]:
+    """Llama written again from its papers, in float64, a token and a head at a time."""
+    c, w = model.config, {name: tensor.astype(np.float64) for name, tensor in model.tensors.items()}
+    d, group = c["head_dim"], c["num_attention_heads"] // c["num_key_value_heads"]
+
+    def norm(x: Any, name: str) -> Any:
+        return x / math.sqrt(float(np.mean(x * x)) + c["rms_norm_eps"]) * w[name]
+
+    def apply(name: str, x: Any) -> Any:
+        return w[name + ".weight"] @ x + w.get(name + ".bias", 0.0)
+
+    def rotate(head: Any, position: int) -> Any:
+        pairs = [complex(head[i], head[i + d // 2]) for i in range(d // 2)]
+        turned = [
+            z * complex(math.cos(position * f), math.sin(position * f)) for z, f in zip(pairs, inv_freq, strict=True)
+        ]
+        return np.array([z.real for z in turned] + [z.imag for z in turned])
+
+    caches: list[list[tuple[Any, Any]]] = [[] for _ in range(c["num_hidden_layers"])]
+    logits = []
+    for position, token in enumerate(ids):
+        x = w["model.embed_tokens.weight"][token]
+        for i, cache in enumerate(caches):
+            p = f"model.layers.{i}."
+            h = norm(x, p + "input_layernorm.weight")
+            q, k, v = (apply(f"{p}self_attn.{name}_proj", h).reshape(-1, d) for name in "qkv")
+            cache.append((np.array([rotate(head, position) for head in k]), v))
+            heads = []
+            for j, head in enumerate(q):
+                scores = np.array([rotate(head, position) @ keys[j // group] for keys, _ in cache]) / math.sqrt(d)
+                p_j = np.exp(scores - scores.max())
+                heads.append(sum(a * values[j // group] for a, (_, values) in zip(p_j / p_j.sum(), cache, strict=True)))
+            x = x + apply(p + "self_attn.o_proj", np.concatenate(heads))
+            h = norm(x, p + "post_attention_layernorm.weight")
+            gate = apply(p + "mlp.gate_proj", h)
+            x = x + apply(p + "mlp.down_proj", gate / (1 + np.exp(-gate)) * apply(p + "mlp.up_proj", h))
+        head_name = "model.embed_tokens.weight" if c["tie_word_embeddings"] else "lm_head.weight"
+        logits.append(w[head_name] @ norm(x, "model.norm.weight"))
+    return np.array(logits)
+
+
+def logits_of(checkpoint: Checkpoint, ids: Any, activations: str = "f32") -> F32:
+    graph = build_graph(checkpoint, activations)
+    return forward_logits(graph, ReferenceBackend().pack(graph, checkpoint), ids)
+
+
+def check_expected(checkpoint: Checkpoint, expected: Any) -> None:
+    """The README's float32 row: 2e-3 and cosine 0.99999; greedy equal up to a margin under 0.01."""
+    graph = build_graph(checkpoint, "f32")
+    weights = ReferenceBackend().pack(graph, checkpoint)
+    for i in range(3):
+        ids, want = expected[f"ids_{i}"], expected[f"logits_{i}"]
+        whole = forward_logits(graph, weights, np.concatenate([ids, expected[f"gen_{i}"]]))
+        got = whole[expected[f"pos_{i}"]]
+        assert np.abs(got - want).max() <= 2e-3
+        cosine = (got * want).sum(axis=1) / np.linalg.norm(got, axis=1) / np.linalg.norm(want, axis=1)
+        assert cosine.min() >= 0.99999
+        greedy = whole[len(ids) - 1 : -1].argmax(axis=1)
+        differs = np.flatnonzero(greedy != expected[f"gen_{i}"])
+        assert differs.size == 0 or expected[f"gen_margin_{i}"][differs[0]] < 0.01
+
+
+@pytest.mark.parametrize("name", ARCH)
+def test_safetensors_fixtures(data: Path, name: str) -> None:
+    check_expected(open_checkpoint(data / name), np.load(data / name / "expected.npz"))
+
+
+@pytest.mark.parametrize("name", GGUF)
+def test_gguf_fixtures(data: Path, name: str) -> None:
+    check_expected(open_checkpoint(data / f"{name}.gguf"), np.load(data / f"{name}.expected.npz"))
+
+
+@pytest.mark.parametrize("name", ["arch/llama", "gguf/tiny-llama-q8_0.gguf", "gguf/tiny-llama-q4_1.gguf"])
+@pytest.mark.parametrize("activations", ["auto", "bf16"])
+def test_own_rounding_stays_near(data: Path, name: str, activations: str) -> None:
+    """The README's rows for bf16 and int8 activations."""
+    folder = data / name
+    expected = np.load(folder / "expected.npz" if folder.is_dir() else folder.with_suffix(".expected.npz"))
+    got = logits_of(open_checkpoint(folder), expected["ids_1"], activations)[expected["pos_1"]]
+    want = expected["logits_1"]
+    assert 1e-4 < np.abs(got - want).max() <= 0.66 * 3
+    cosine = (got * want).sum(axis=1) / np.linalg.norm(got, axis=1) / np.linalg.norm(want, axis=1)
+    assert cosine.min() >= 0.998
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention_bias": True},
+        {"mlp_bias": True, "tie_word_embeddings": True},
+        {"num_key_value_heads": 6},
+        {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 32,
+            "hidden_size": 33,
+            "intermediate_size": 31,
+        },
+    ],
+)
+def test_against_an_independent_forward_pass(changes: dict[str, Any]) -> None:
+    model = random_model(**changes)
+    d = model.config["head_dim"]
+    ids = np.random.default_rng(1).integers(50, size=19).tolist()
+    want = naive_logits(model, ids, [10000.0 ** (-2 * i / d) for i in range(d // 2)])
+    assert np.abs(logits_of(model, ids) - want).max() < 2e-5
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        {"rope_theta": None, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}},
+    ],
+)
+def test_both_layouts_of_rope(rope: dict[str, Any]) -> None:
+    got = parts.rope_frequencies({**CONFIG, **rope}, 16, "p")
+    assert got == pytest.approx([5e5 ** (-i / 8) / 4 for i in range(8)], rel=1e-15)
+
+
+def test_rope_kinds() -> None:
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+              "original_max_position_embeddings": 64}  # fmt: skip
+    plain = parts.rope_frequencies(CONFIG, 16, "p")
+    got = parts.rope_frequencies({**CONFIG, "rope_scaling": llama3}, 16, "p")
+    turns = [64 * f / (2 * math.pi) for f in plain]
+    assert turns[0] > 4 and turns[-1] < 1 and any(1 < t < 4 for t in turns)
+    for f, g, t in zip(plain, got, turns, strict=True):
+        if t > 4 or t < 1:
+            assert g == pytest.approx(f if t > 4 else f / 8, rel=1e-15)
+        else:
+            assert f / 8 < g < f
+    factors = [1.0 + i for i in range(8)]
+    got = parts.rope_frequencies({**CONFIG, "rope_scaling": {"rope_type": "factors", "factors": factors}}, 16, "p")
+    assert got == pytest.approx([f / d for f, d in zip(plain, factors, strict=True)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"architectures": ["PelicanForCausalLM"]},
+            r"PelicanForCausalLM is not supported; supported: LlamaForCausalLM",
+        ),
+        ({"architectures": None}, r"\(none given\) is not supported"),
+        ({"hidden_act": "gelu"}, r"hidden_act = 'gelu', which is not supported \(served: silu\)"),
+        ({"pretraining_tp": 2}, "pretraining_tp = 2"),
+        ({"sliding_window": 4096}, "sliding_window = 4096.*must be absent"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "rope type 'yarn' is not supported; supported: default",
+        ),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "rope type 'llama3' needs 'low_freq_factor'"),
+        ({"rope_scaling": {"rope_type": "factors", "factors": [1.0]}}, "1 factors for 8 frequencies"),
+        ({"head_dim": 24}, "head_dim 24 is not supported: a multiple of 16"),
+        ({"num_key_value_heads": 4}, "6 attention heads cannot share 4"),
+        ({"num_attention_heads": 0}, "num_attention_heads = 0"),
+        ({"intermediate_size": "40"}, "intermediate_size = '40', expected a whole number"),
+        ({"rms_norm_eps": None}, "rms_norm_eps = None, expected a number"),
+        ({"hidden_size": 64}, r"model.embed_tokens.weight has shape \(50, 48\), the config asks for \(50, 64\)"),
+        ({"vocab_size": 51}, r"\(50, 48\), the config asks for \(51, 48\)"),
+        ({"num_hidden_layers": 3}, r"model.layers.2.*is missing"),
+        ({"mlp_bias": True}, r"gate_proj.bias' is missing"),
+    ],
+)
+def test_refusals_name_the_cause(changes: dict[str, Any], message: str) -> None:
+    model = random_model()
+    model.config = {**model.config, **changes}
+    with pytest.raises(CheckpointError, match=message) as caught:
+        build_graph(model)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "rms_norm_eps", "num_hidden_layers", "hidden_act"])
+def test_missing_keys_are_named(key: str) -> None:
+    model = random_model()
+    del model.config[key]
+    with pytest.raises(CheckpointError, match=key):
+        build_graph(model)
+
+
+def test_kv_type_follows_the_activations() -> None:
+    model = random_model()
+    assert [build_graph(model, a).groups[0].dtype for a in ("auto", "bf16", "f32")] == [
+        DType.BF16, DType.BF16, DType.F32,
+    ]  # fmt: skip
+
+
+def test_tied_head_is_the_embedding() -> None:
+    graph = build_graph(random_model(tie_word_embeddings=True))
+    assert sum("embed_tokens" in w.name for w in graph.weights()) == 1
+    assert not any("lm_head" in w.name for w in graph.weights())
+
+
+def test_every_served_fixture_family(fixtures: Path) -> None:
+    """Fixtures whose architecture is registered agree; the others are refused by name."""
+    refused = {}
+    for folder in sorted((fixtures / "arch").iterdir()):
+        try:
+            checkpoint = open_checkpoint(folder)
+            build_graph(checkpoint)
+        except CheckpointError as error:
+            refused[folder.name] = str(error)
+        else:
+            check_expected(checkpoint, np.load(folder / "expected.npz"))
+    assert {"llama", "llama_rope_linear", "llama_rope_llama3"}.isdisjoint(refused)
+    for name, message in refused.items():
+        config = json.loads((fixtures / "arch" / name / "config.json").read_text())
+        kind = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("rope_type")
+        assert any(cause in message for cause in [*config["architectures"], repr(kind)]), message
