@@ -6,6 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
+from octavo import _native
 from octavo.weights import formats
 from octavo.weights.spec import CheckpointError
 
@@ -152,3 +153,22 @@ def test_what_is_refused(call: object, message: str) -> None:
     assert callable(call)
     with pytest.raises(CheckpointError, match=message):
         call()
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("rows", "cols"), [(1, 31), (31, 64), (33, 33), (100, 256)])
+def test_native_packing_gives_these_bytes(source: str, rows: int, cols: int) -> None:
+    block = formats.BLOCKS[source][0]
+    cols = -(-cols // block) * block
+    data = random_rows(source, rows, cols)
+    for activations in ("auto", "f32"):
+        packed = formats.packed_format(source, activations)
+        expected = formats.pack(packed, source, data, rows, cols)
+        assert _native.packed_bytes(packed, rows, cols) == expected.size
+        guard = 64
+        memory = _native.Memory(guard + expected.size + guard, False)
+        view = memory.view(0, guard + expected.size + guard)
+        native = np.ascontiguousarray(formats.to_native(packed, source, data, cols))
+        _native.pack(_native.Pool(2, []), memory, guard, packed, native, cols)
+        np.testing.assert_array_equal(view[guard:-guard], expected)
+        assert not view[:guard].any() and not view[-guard:].any()
