@@ -1,0 +1,192 @@
+// Attention over pages against float64, and its bits: decode = prefill, any chunks, partials = whole, rounded = float.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+#include <vector>
+
+#include "check.h"
+
+using namespace octavo;
+using check::Guarded;
+using check::OwnActivation;
+using check::Random;
+
+namespace {
+
+constexpr double kUnit = 0x1p-24, kBf16Unit = 0x1p-8;
+
+float bf16(float x) {  // to nearest even
+  uint32_t u;
+  memcpy(&u, &x, 4);
+  u = (u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u;
+  memcpy(&x, &u, 4);
+  return x;
+}
+
+// One sequence of `context` tokens in randomly placed blocks of poisoned memory, and its float32 queries, keys, values.
+struct Sequence {
+  KvType type;
+  int context, group, dim, heads;
+  static constexpr int kKvHeads = 2, kHead = 1;  // only kv head 1 is attended to
+  std::vector<float> q, k, v;                    // [context][heads or kv heads][dim]
+  std::vector<int32_t> blocks, slots, positions;
+  Guarded<uint8_t> memory;
+  KvLayer layer;
+  float scale;
+
+  Sequence(KvType type, int context, int group, int dim, uint64_t seed)
+      : type(type), context(context), group(group), dim(dim), heads(group * kKvHeads), q(size_t(context) * heads * dim),
+        k(size_t(context) * kKvHeads * dim), v(k.size()), blocks((context + kBlock - 1) / kBlock), slots(context),
+        positions(context), memory(size_t(kKvHeads) * (blocks.size() + 3) * block_bytes()) {
+    Random random(seed);
+    for (float& x : q) x = random.normal();
+    for (float& x : k) x = 1.5f * random.normal();
+    for (float& x : v) x = random.normal();
+    std::vector<int32_t> ids(blocks.size() + 3);
+    std::iota(ids.begin(), ids.end(), 0);
+    for (size_t i = ids.size(); i > 1; i--) std::swap(ids[i - 1], ids[random.below(int(i))]);
+    std::copy_n(ids.begin(), blocks.size(), blocks.begin());
+    for (int t = 0; t < context; t++) slots[t] = blocks[t / kBlock], positions[t] = t;
+    layer = {type, memory.data(), int64_t(ids.size() * block_bytes()), int64_t(block_bytes()), kKvHeads, dim};
+    scale = 1.44269504f / std::sqrt(float(dim));
+  }
+  size_t block_bytes() const { return size_t(type == KvType::BF16 ? 64 : 128) * dim; }
+
+  void write(const Kernels& kernels, int begin, int end) {  // as a step of the tokens [begin, end)
+    const int64_t ld = kKvHeads * dim;
+    const KvWriteArgs args{layer, k.data() + begin * ld, ld, v.data() + begin * ld, ld, &positions[begin], &slots[begin], end - begin};
+    kernels.kv_write[int(type)](args, 0, end - begin, 0, kKvHeads);
+  }
+
+  AttnItem item(int begin, int end, int first) const {  // step rows start at token `first`
+    return {begin - first, end - begin, begin, kHead, 0, (end + kKvSplit - 1) / kKvSplit, blocks.data(), blocks.data(), nullptr};
+  }
+  AttnArgs args(int first, float* out, const Activation* act) const {
+    const int64_t ld = heads * dim;
+    return {layer, q.data() + first * ld, ld, heads, scale, out, ld, act};
+  }
+
+  // Row (token, query head of the group) in float64 from what the cache holds, and the error that rounding allows.
+  void expected(int token, int g, std::vector<double>& y, std::vector<double>& tolerance) const {
+    auto stored = [&](float x) { return type == KvType::BF16 ? bf16(x) : x; };
+    std::vector<double> p(token + 1);
+    const float* query = &q[(size_t(token) * heads + kHead * group + g) * dim];
+    double top = -INFINITY, sum = 0, worst = 0;
+    for (int t = 0; t <= token; t++) {
+      double s = 0, qq = 0, kk = 0;
+      for (int d = 0; d < dim; d++) {
+        const double a = stored(query[d] * scale), b = stored(k[(size_t(t) * kKvHeads + kHead) * dim + d]);
+        s += a * b, qq += a * a, kk += b * b;
+      }
+      p[t] = s;
+      top = std::max(top, s);
+      worst = std::max(worst, 4 * kUnit * std::sqrt(dim * qq * kk));
+    }
+    for (double& s : p) sum += s = std::exp2(s - top);
+    // A probability: two scores and their difference, 4 units of exp2, and its rounding. The sums: 4 sqrt(n) units.
+    const double relative = std::log(2) * (2 * worst + 2 * kUnit * 64) + 8 * kUnit + (type == KvType::BF16 ? kBf16Unit : 0) +
+                            8 * kUnit * std::sqrt(token + 1.0);
+    for (int d = 0; d < dim; d++) {
+      double a = 0, b = 0;
+      for (int t = 0; t <= token; t++) {
+        const double x = p[t] * stored(v[(size_t(t) * kKvHeads + kHead) * dim + d]);
+        a += x, b += std::abs(x);
+      }
+      y[d] = a / sum;
+      tolerance[d] = relative * b / sum;
+    }
+  }
+};
+
+void test_sequence(const Kernels& kernels, KvType type, int context, int group, int dim, uint64_t seed) {
+  Sequence s(type, context, group, dim, seed);
+  Random random(seed + 1);
+  const int first = std::max(0, context - 21), rows = context - first;  // the last 21 tokens are the step
+  const size_t row_floats = size_t(s.heads) * dim, floats = rows * row_floats;
+  if (first) s.write(kernels, 0, first);
+  s.write(kernels, first, context);
+  const char* what = type == KvType::BF16 ? "bf16" : "f32";
+
+  Guarded<float> whole(floats);
+  memset(whole.data(), 0, floats * 4);
+  kernels.attention[int(type)](s.args(first, whole.data(), nullptr), s.item(first, context, first));
+  std::vector<double> y(dim), tolerance(dim);
+  for (int t : {0, rows / 2, rows - 1})
+    for (int g : {0, group - 1}) {
+      s.expected(first + t, g, y, tolerance);
+      const float* got = whole.data() + t * row_floats + size_t(Sequence::kHead * group + g) * dim;
+      bool good = true;
+      for (int d = 0; d < dim; d++) good &= std::abs(got[d] - y[d]) <= tolerance[d];
+      check::expect(good, "attention %s %s context %d group %d dim %d token %d head %d", kernels.name, what, context, group, dim, t, g);
+    }
+  auto same = [&](const Guarded<float>& other, const float* data, const char* name) {
+    check::expect(other.intact() && !memcmp(whole.data(), data, floats * 4), "%s: attention %s %s context %d group %d dim %d", name,
+                  kernels.name, what, context, group, dim);
+  };
+  CHECK(whole.intact());
+
+  Guarded<float> decoded(floats);  // one token an item
+  memset(decoded.data(), 0, floats * 4);
+  for (int t = first; t < context; t++) kernels.attention[int(type)](s.args(first, decoded.data(), nullptr), s.item(t, t + 1, first));
+  same(decoded, decoded.data(), "one by one");
+
+  // Chunks in the order of a real prefill: what comes later is still poison.
+  Guarded<float> chunked(floats);
+  memset(chunked.data(), 0, floats * 4);
+  memset(s.memory.data(), 0xff, s.memory.size());
+  if (first) s.write(kernels, 0, first);
+  for (int t = first; t < context;) {
+    const int end = std::min(context, t + 1 + random.below(9));
+    s.write(kernels, t, end);
+    kernels.attention[int(type)](s.args(first, chunked.data(), nullptr), s.item(t, end, first));
+    t = end;
+  }
+  same(chunked, chunked.data(), "chunks");
+
+  Guarded<float> merged(floats);
+  memset(merged.data(), 0, floats * 4);
+  AttnItem item = s.item(first, context, first);
+  const int splits = item.split1;
+  Guarded<float> partial(size_t(splits) * rows * group * (dim + 2));
+  const AttnArgs to_merged = s.args(first, merged.data(), nullptr);
+  for (int split = splits; split-- > 0;) {  // the order of items is free
+    AttnItem part = item;
+    part.split0 = split, part.split1 = split + 1;
+    part.partial = partial.data() + size_t(split) * rows * group * (dim + 2);
+    kernels.attention[int(type)](to_merged, part);
+  }
+  kernels.attention_merge(to_merged, item.tok0, rows, Sequence::kHead, partial.data(), splits);
+  CHECK(partial.intact());
+  same(merged, merged.data(), "partials");
+
+  if (group * dim % 32) return;
+  for (Act act : {Act::A8, Act::BF16, Act::F32}) {
+    OwnActivation direct(act, rows, int(row_floats)), from_parts(act, rows, int(row_floats)), rounded(act, rows, int(row_floats));
+    kernels.attention[int(type)](s.args(first, nullptr, &direct.view), item);
+    kernels.attention_merge(s.args(first, nullptr, &from_parts.view), item.tok0, rows, Sequence::kHead, partial.data(), splits);
+    const int g0 = Sequence::kHead * group * dim / 32, g1 = g0 + group * dim / 32;
+    kernels.round(whole.data(), int64_t(row_floats), rounded.view, 0, rows, g0, g1);
+    check::expect(direct.intact() && direct.same_bits(rounded) && from_parts.same_bits(rounded),
+                  "rounded: attention %s %s to %s context %d group %d dim %d", kernels.name, what, check::name_of(act), context, group, dim);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (const Kernels* kernels : check::levels(argc, argv)) {
+    std::printf("level %s\n", kernels->name);
+    for (KvType type : {KvType::BF16, KvType::F32}) {
+      uint64_t seed = 1;
+      for (int dim : {16, 32, 64, 80, 96, 128, 256})
+        for (int context : {1, 15, 16, 17, 127, 129, 511, 513, 1100}) {
+          const int groups[] = {1, 3, 4, 8, 2, 5, 7, 16};
+          test_sequence(*kernels, type, context, groups[seed % 8], dim, seed);
+          seed += seed % 9 == 0 ? 2 : 1;
+        }
+      std::printf("attention %s kv_write attention_merge\n", type == KvType::BF16 ? "bf16" : "f32");
+    }
+  }
+  return check::finish();
+}
