@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends import reference_ops as meaning
-from octavo.backends.base import BLOCK_SIZE, I32, Limits, StepBatch, StepHandle, StepResult, TraceSpan
+from octavo.backends.base import BLOCK_SIZE, Limits, StepBatch, StepHandle, StepResult, TraceSpan
 from octavo.graph import ops
 from octavo.graph.ir import DType, Graph, Kind, KvGroup, Node, Value
 from octavo.graph.plan import lifetimes
@@ -293,7 +293,7 @@ class ReferenceBackend:
         return ReferenceProgram(verify(graph), weights, state, limits, self._reuse)
 
 
-def forward_logits(graph: Graph, weights: Weights, token_ids: Sequence[int] | I32) -> F32:
+def forward_logits(graph: Graph, weights: Weights, token_ids: Sequence[int] | NDArray[np.integer[Any]]) -> F32:
     """Logits [n, vocab] at every position of one sequence, recomputed from nothing: the oracle of a request."""
     n = len(token_ids)
     rows = np.arange(n, dtype=np.int32)

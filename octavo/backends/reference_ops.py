@@ -38,7 +38,8 @@ def quantise_a8(x: F32) -> tuple[NDArray[np.int8], F32]:
     2^-120 all q are 0; a group with a NaN or infinity has scale NaN.
     """
     n, cols = x.shape
-    padded = np.pad(x, ((0, 0), (0, -cols % A8_GROUP))).reshape(n, -1, A8_GROUP)
+    groups = -(-cols // A8_GROUP)
+    padded = np.pad(x, ((0, 0), (0, groups * A8_GROUP - cols))).reshape(n, groups, A8_GROUP)
     most = np.abs(padded).max(axis=2)
     finite = np.isfinite(most)
     scale = np.where(finite, most / np.float32(127), np.float32(np.nan))
@@ -55,7 +56,7 @@ def round_to(x: F32, dtype: DType) -> Array:
         return round_bf16(x)
     q, scale = quantise_a8(x)
     values: F64 = q.astype(np.float64) * scale[..., None].astype(np.float64)
-    decoded: Array = values.reshape(len(x), -1)[:, : x.shape[1]]
+    decoded: Array = values.reshape(len(x), q.shape[1] * A8_GROUP)[:, : x.shape[1]]
     return decoded
 
 
@@ -81,7 +82,7 @@ def linear(x: Array, weights: list[F32], bias: F32 | None, dtype: DType) -> F32:
 
 def rope(x: F32, positions: Array, head_dim: int, inv_freq: tuple[float, ...], neox: bool, scale: float) -> F32:
     """x[n, heads * D], positions [n]."""
-    heads = x.reshape(len(x), -1, head_dim)
+    heads = x.reshape(len(x), x.shape[1] // head_dim, head_dim)
     half = len(inv_freq)
     angle = positions.astype(np.float64)[:, None] * np.array(inv_freq)
     cos = (np.cos(angle) * scale).astype(np.float32)[:, None]
