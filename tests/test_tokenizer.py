@@ -126,7 +126,7 @@ def test_eos_is_a_set(tmp_path: Path) -> None:
     (tmp_path / "model/config.json").write_text('{"eos_token_id": 9}')
     assert load_tokenizer(tmp_path / "model").eos_ids == {2, 9}  # eos_token of the tokenizer, and the config's
     (tmp_path / "model/generation_config.json").write_text('{"eos_token_id": [7, 8]}')
-    assert load_tokenizer(tmp_path / "model").eos_ids == {2, 7, 8}
+    assert load_tokenizer(tmp_path / "model").eos_ids == {2, 7, 8, 9}
 
 
 def test_encode_batch_equals_encode() -> None:

@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 import pytest
 
+from octavo.text.tokenizer import load_tokenizer
 from octavo.weights import formats, locate
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.gguf_file import read_gguf
@@ -31,7 +32,7 @@ def values(checkpoint: Checkpoint, name: str) -> formats.F32:
 def test_sharded_directory(data: Path) -> None:
     checkpoint = open_checkpoint(data / "arch/llama")
     assert checkpoint.config["architectures"] == ["LlamaForCausalLM"]
-    assert checkpoint.generation["eos_token_id"] == 2
+    assert checkpoint.generation["eos_token_id"] == [2]
     assert checkpoint.total_bytes == 230016  # total_size of the index
     assert "lm_head.weight" in checkpoint and "lm_head.bias" not in checkpoint
     info = checkpoint.info("lm_head.weight")
@@ -93,7 +94,18 @@ def test_gguf_config(data: Path) -> None:
         "attention_bias": False,
         "mlp_bias": False,
     }
-    assert checkpoint.generation == {"bos_token_id": 1, "eos_token_id": 2}
+    assert checkpoint.generation == {"bos_token_id": 1, "eos_token_id": [2]}
+
+
+def test_engine_and_tokenizer_know_the_same_end_tokens(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data / "arch/llama", tmp_path / "model")
+    file = tmp_path / "model/generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": [5, 6]}))
+    config = tmp_path / "model/tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token": {"content": "<s>"}}))
+    for path, expected in ((tmp_path / "model", [1, 2, 5, 6]), (data / "gguf" / TINY_GGUF, [2])):
+        assert open_checkpoint(path).generation["eos_token_id"] == expected
+        assert sorted(load_tokenizer(path).eos_ids) == expected
 
 
 def write_gguf(path: Path, change: Callable[[gguf.GGUFWriter], None], architecture: str = "llama") -> Path:
@@ -215,6 +227,7 @@ DIRECTORY_FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         break_config(lambda c: c.update(quantization_config={"quant_method": "gptq"})),
         "'gptq' is not supported",
     ),
+    "eos": (break_config(lambda c: c.update(eos_token_id="</s>")), "eos_token_id must be a token id or a list"),
     "shard missing": (lambda f: (f / SHARD).unlink(), f"{SHARD}: file is missing"),
     "shard cut": (cut(SHARD, 100_000), f"{SHARD}: truncated"),
     "header cut": (cut(SHARD, 100), f"{SHARD}: truncated"),

@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from octavo.text.tokenizer import SpecialTokens
+from octavo.weights.end_tokens import end_tokens_of_gguf, gguf_token_id
 from octavo.weights.gguf_file import GgufFile, read_gguf
 from octavo.weights.spec import CheckpointError
 
@@ -30,8 +31,6 @@ _PRE_KINDS = {  # tokenizer.ggml.pre: how text is cut before merging
     "qwen2": "qwen2",
     "deepseek-r1-qwen": "qwen2",
 }
-_END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>")
-"""Control tokens that end an answer in files whose metadata names no end of turn."""
 
 
 def load_gguf_tokenizer(path: Path) -> tuple[Tokenizer, SpecialTokens]:
@@ -59,7 +58,7 @@ def load_gguf_tokenizer(path: Path) -> tuple[Tokenizer, SpecialTokens]:
     backend.add_tokens(
         [AddedToken(t, normalized=False) for t, k in zip(tokens, types, strict=True) if k == _USER_DEFINED]
     )
-    return backend, _special_tokens(gguf, tokens, types, add_bos)
+    return backend, _special_tokens(gguf, tokens, add_bos)
 
 
 def _byte_level_bpe(gguf: GgufFile, tokens: list[str]) -> Tokenizer:
@@ -118,26 +117,17 @@ def _pre_kind(gguf: GgufFile) -> str:
     return _PRE_KINDS[name]
 
 
-def _special_tokens(gguf: GgufFile, tokens: list[str], types: list[int], add_bos: bool) -> SpecialTokens:
-    def token_id(role: str) -> int | None:
-        value = gguf.metadata.get(f"tokenizer.ggml.{role}_token_id")
-        if value is not None and not 0 <= value < len(tokens):
-            raise CheckpointError(f"{gguf.file.path}: {role}_token_id {value} is outside of the {len(tokens)} tokens")
-        return value
-
-    ends = {token_id("eos"), token_id("eot"), token_id("eom")} - {None}
-    if token_id("eot") is None:
-        ends |= {i for i, token in enumerate(tokens) if types[i] == _CONTROL and token in _END_OF_TURN}
+def _special_tokens(gguf: GgufFile, tokens: list[str], add_bos: bool) -> SpecialTokens:
     roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    ids = {name: token_id(role) for name, role in roles.items()}
+    ids = {name: gguf_token_id(gguf, role) for name, role in roles.items()}
     templates = {"default": gguf.metadata.get("tokenizer.chat_template")}
     for key, value in gguf.metadata.items():
         if key.startswith("tokenizer.chat_template."):
             templates[key.removeprefix("tokenizer.chat_template.")] = value
     return SpecialTokens(
-        bos_id=token_id("bos"),
-        eos_ids=frozenset(i for i in ends if i is not None),
-        add_bos=gguf.metadata.get("tokenizer.ggml.add_bos_token", add_bos and token_id("bos") is not None),
+        bos_id=ids["bos_token"],
+        eos_ids=end_tokens_of_gguf(gguf),
+        add_bos=gguf.metadata.get("tokenizer.ggml.add_bos_token", add_bos and ids["bos_token"] is not None),
         names={name: tokens[i] for name, i in ids.items() if i is not None},
         chat_templates={name: template for name, template in templates.items() if isinstance(template, str)},
     )

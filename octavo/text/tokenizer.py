@@ -12,6 +12,7 @@ from typing import Any
 
 import tokenizers
 
+from octavo.weights.end_tokens import end_tokens_of_directory
 from octavo.weights.hf_config import read_json_if_present
 from octavo.weights.spec import CheckpointError
 
@@ -191,15 +192,9 @@ def _read_special_tokens(path: Path, backend: tokenizers.Tokenizer) -> SpecialTo
         text = token.get("content") if isinstance(token, dict) else token
         if role.endswith("_token") and isinstance(text, str):
             names[role] = text
-    model = read_json_if_present(path / "config.json")
-    generation = read_json_if_present(path / "generation_config.json")
-    eos = generation.get("eos_token_id", model.get("eos_token_id"))
-    eos_ids = {token_id for token_id in (eos if isinstance(eos, list) else [eos]) if isinstance(token_id, int)}
-    if (eos_id := backend.token_to_id(names.get("eos_token", ""))) is not None:
-        eos_ids.add(eos_id)
     return SpecialTokens(
         bos_id=backend.token_to_id(names.get("bos_token", "")),
-        eos_ids=frozenset(eos_ids),
+        eos_ids=end_tokens_of_directory(path),
         add_bos=config.get("add_bos_token"),
         names=names,
         chat_templates=_read_chat_templates(path, config),

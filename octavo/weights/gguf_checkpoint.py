@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from octavo.weights.end_tokens import end_tokens_of_gguf, gguf_token_id
 from octavo.weights.formats import BLOCKS, U8, dequantise
-from octavo.weights.gguf_file import StringArray, read_gguf
+from octavo.weights.gguf_file import read_gguf
 from octavo.weights.hf_config import ModelConfig
 from octavo.weights.spec import CheckpointError, SourceTensor, TensorInfo
 
@@ -44,8 +45,10 @@ class GgufCheckpoint:
         self._check()
         self._names = {_hf_name(name, self.path): name for name in self._gguf.tensors if name != _FREQUENCIES}
         self.config: dict[str, Any] = ModelConfig(self._make_config(), self.path)
-        ids = {key: self._value(f"tokenizer.ggml.{key}", None) for key in ("bos_token_id", "eos_token_id")}
-        self.generation = {key: value for key, value in ids.items() if value is not None}
+        self.generation: dict[str, Any] = {"eos_token_id": sorted(end_tokens_of_gguf(self._gguf))}
+        bos = gguf_token_id(self._gguf, "bos")
+        if bos is not None:
+            self.generation["bos_token_id"] = bos
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -129,14 +132,11 @@ class GgufCheckpoint:
         for key in ("attention.value_length", "rope.dimension_count"):
             if value(key, head_dim) != head_dim:
                 raise CheckpointError(f"{self.path}: {key} {value(key)} differs from the head size {head_dim}")
-        tokens = self._value("tokenizer.ggml.tokens", None)
-        vocab = value("vocab_size", tokens.length if isinstance(tokens, StringArray) else None)
-        if vocab is None:
-            vocab = self._gguf.tensors["token_embd.weight"].shape[0]
+        tokens = self._gguf.size("tokenizer.ggml.tokens")
         return {
             "architectures": [_ARCHITECTURES[architecture]],
             "model_type": architecture,
-            "vocab_size": vocab,
+            "vocab_size": value("vocab_size", tokens or self.info("model.embed_tokens.weight").shape[0]),
             "hidden_size": hidden,
             "intermediate_size": value("feed_forward_length"),
             "num_hidden_layers": value("block_count"),

@@ -43,10 +43,11 @@ class StringArray(NamedTuple):
     offset: int
     length: int
 
-    def decode(self) -> list[str]:
+    def decode(self, count: int | None = None) -> list[str]:
+        """All of them, or the first `count`."""
         data, position = self.file.buffer, self.offset
         strings = []
-        for _ in range(self.length):
+        for _ in range(self.length if count is None else count):
             start = position + 8
             position = start + _LENGTH.unpack_from(data, position)[0]
             strings.append(str(data[start:position], "utf-8"))
@@ -133,13 +134,18 @@ class GgufFile(NamedTuple):
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
 
-    def strings(self, key: str) -> list[str]:
-        """An array of strings; CheckpointError where there is none."""
+    def size(self, key: str) -> int:
+        """Length of an array; 0 where there is none."""
+        value = self.metadata.get(key)
+        return value.length if isinstance(value, StringArray) else len(value) if isinstance(value, list) else 0
+
+    def strings(self, key: str, count: int | None = None) -> list[str]:
+        """An array of strings, or its first `count`; CheckpointError where there is none."""
         value = self.metadata.get(key)
         if not isinstance(value, StringArray):
             raise CheckpointError(f"{self.file.path}: metadata {key!r} is missing or no list of strings")
         try:
-            return value.decode()
+            return value.decode(count)
         except UnicodeDecodeError as error:
             raise CheckpointError(f"{self.file.path}: metadata {key!r} is not UTF-8: {error}") from error
 

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from octavo.weights.end_tokens import end_tokens_of_directory
 from octavo.weights.formats import BLOCKS
 from octavo.weights.hf_config import ModelConfig, read_json, read_json_if_present
 from octavo.weights.mapped import MappedFile
@@ -33,6 +34,7 @@ class SafetensorsDir:
             raise CheckpointError(f"{path}: not a model directory: it has no config.json")
         self.config: dict[str, Any] = ModelConfig(read_json(path / "config.json"), str(path / "config.json"))
         self.generation = read_json_if_present(path / "generation_config.json")
+        self.generation["eos_token_id"] = sorted(end_tokens_of_directory(path))
         quantisation = self.config.get("quantization_config")
         if quantisation is not None:
             method = quantisation.get("quant_method", "unnamed") if isinstance(quantisation, dict) else quantisation

@@ -26,7 +26,7 @@ class SourceTensor(NamedTuple):
 class Checkpoint(Protocol):
     path: str
     config: dict[str, Any]  # as config.json of the Hugging Face layout; for GGUF made from its metadata
-    generation: dict[str, Any]  # as generation_config.json
+    generation: dict[str, Any]  # as generation_config.json; eos_token_id is the whole set, as a list
 
     def __contains__(self, name: str) -> bool: ...
 

@@ -1,0 +1,73 @@
+"""The tokens that end an answer: a set, gathered from every file that names one. Engine and tokenizer share it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from octavo.weights.gguf_file import GgufFile
+from octavo.weights.hf_config import read_json_if_present
+from octavo.weights.spec import CheckpointError
+
+_END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>")
+"""Control tokens that end an answer in GGUF files whose metadata names no end of turn."""
+
+_CONTROL = 3  # token type
+
+
+def end_tokens_of_directory(path: Path) -> frozenset[int]:
+    """eos_token_id of generation_config.json and config.json, and eos_token of tokenizer_config.json."""
+    found: set[int] = set()
+    for file in ("generation_config.json", "config.json"):
+        value = read_json_if_present(path / file).get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(token_id, int) for token_id in ids):
+            raise CheckpointError(f"{path / file}: eos_token_id must be a token id or a list of them; found {value!r}")
+        found.update(ids)
+    token = read_json_if_present(path / "tokenizer_config.json").get("eos_token")
+    content = token.get("content") if isinstance(token, dict) else token
+    found.update(added["id"] for added in _added_tokens(path / "tokenizer.json") if added["content"] == content)
+    return frozenset(found)
+
+
+def _added_tokens(file: Path) -> list[dict[str, Any]]:
+    """They stand near the beginning of tokenizer.json: the vocabulary behind them, megabytes, is not parsed."""
+    if not file.is_file():
+        return []
+    text = file.read_text(encoding="utf-8")
+    key = '"added_tokens":'
+    start = text.find(key)
+    if start < 0:
+        return []
+    start += len(key)
+    start += len(text[start : start + 100]) - len(text[start : start + 100].lstrip())
+    try:
+        tokens: list[dict[str, Any]] = json.JSONDecoder().raw_decode(text, start)[0]
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{file}: cannot be read as JSON: {error}") from error
+    return tokens
+
+
+def end_tokens_of_gguf(gguf: GgufFile) -> frozenset[int]:
+    """eos, end of turn and end of message of the metadata; an end of turn it does not name is known by its text."""
+    ids = {role: gguf_token_id(gguf, role) for role in ("eos", "eot", "eom")}
+    found = {token_id for token_id in ids.values() if token_id is not None}
+    eos, key = ids["eos"], "tokenizer.ggml.tokens"
+    named = ids["eot"] is not None or (eos is not None and gguf.strings(key, eos + 1)[eos] in _END_OF_TURN)
+    if not named and gguf.size(key):
+        types = gguf.metadata.get("tokenizer.ggml.token_type", [])
+        pairs = zip(gguf.strings(key), types, strict=False)
+        found |= {i for i, (token, kind) in enumerate(pairs) if kind == _CONTROL and token in _END_OF_TURN}
+    return frozenset(found)
+
+
+def gguf_token_id(gguf: GgufFile, role: str) -> int | None:
+    """tokenizer.ggml.<role>_token_id, or None. CheckpointError where no such token exists."""
+    value = gguf.metadata.get(f"tokenizer.ggml.{role}_token_id")
+    if value is None:
+        return None
+    size = gguf.size("tokenizer.ggml.tokens")
+    if not isinstance(value, int) or not 0 <= value < size:
+        raise CheckpointError(f"{gguf.file.path}: {role}_token_id {value} is outside of the {size} tokens")
+    return value
