@@ -64,7 +64,16 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
             given["stop"] = [self.stop]
         if self.prompt_logprobs is not None and self.stream:
             raise ParameterError("prompt_logprobs", "prompt_logprobs cannot be streamed: set stream to false")
-        return SamplingParams(**given, max_tokens=self.output_limit(), logprobs=self.wanted_logprobs())
+        return SamplingParams(
+            **given,
+            max_tokens=self.output_limit(),
+            logprobs=self.wanted_logprobs(),
+            prompt_logprobs=self.wanted_prompt_logprobs(),
+        )
+
+    def wanted_prompt_logprobs(self) -> int | None:
+        """Alternatives per prompt token."""
+        return self.prompt_logprobs
 
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -94,8 +103,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     def wanted_logprobs(self) -> int | None:
         return self.logprobs
 
+    def wanted_prompt_logprobs(self) -> int | None:
+        """An echoed prompt is scored like the output."""
+        return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
+
     def prompts(self) -> list[str | list[int]]:
-        """The prompts one by one. Raises ApiError for an empty list or a mixture of forms."""
+        """The prompts one by one. Raises ApiError for an empty list and for ids beside texts."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]
@@ -103,9 +116,9 @@ class CompletionRequest(GenerationRequest, kw_only=True):
             raise bad_request("prompt is an empty list: give text, token ids, or a list of either", "prompt")
         if all(type(item) is int for item in prompt):
             return [prompt]  # type: ignore[list-item]
-        if all(isinstance(item, str) for item in prompt) or all(isinstance(item, list) for item in prompt):
+        if not any(type(item) is int for item in prompt):
             return prompt  # type: ignore[return-value]
-        raise bad_request("prompt mixes forms: give text, token ids, a list of texts or a list of id lists", "prompt")
+        raise bad_request("prompt mixes token ids with other forms: give texts, token ids, or lists of ids", "prompt")
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -143,14 +156,14 @@ class Parsed(NamedTuple, Generic[T]):
 
 _SAMPLING_FIELDS = tuple(
     name for name in GenerationRequest.__struct_fields__
-    if name in SamplingParams.__struct_fields__ and name not in ("logit_bias", "max_tokens")
+    if name in SamplingParams.__struct_fields__ and name not in ("logit_bias", "max_tokens", "prompt_logprobs")
 )  # fmt: skip
 
 # Labels of a request: they identify, store nothing and change no token.
-_LABELS = frozenset({"user", "safety_identifier", "prompt_cache_key"})
+LABELS = frozenset({"user", "safety_identifier", "prompt_cache_key"})
 
 # Known fields that are not built, and the values beside null that ask for nothing. Any other value is refused.
-_NOT_BUILT: dict[str, tuple[Any, ...]] = {
+NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
     "cache_salt": (),
@@ -171,8 +184,8 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
-_NOT_BUILT_COMPLETION = _NOT_BUILT | {"best_of": (1,), "prompt_embeds": (), "suffix": ("",)}
-_NOT_BUILT_CHAT = _NOT_BUILT | {
+NOT_BUILT_COMPLETION = NOT_BUILT | {"best_of": (1,), "prompt_embeds": (), "suffix": ("",)}
+NOT_BUILT_CHAT = NOT_BUILT | {
     "audio": (),
     "best_of": (1,),
     "chat_template": (),
@@ -201,11 +214,11 @@ _NOT_BUILT_CHAT = _NOT_BUILT | {
 
 
 def parse_completion(body: bytes, strict: bool) -> Parsed[CompletionRequest]:
-    return _parse(body, CompletionRequest, _NOT_BUILT_COMPLETION, strict)
+    return _parse(body, CompletionRequest, NOT_BUILT_COMPLETION, strict)
 
 
 def parse_chat(body: bytes, strict: bool) -> Parsed[ChatRequest]:
-    return _parse(body, ChatRequest, _NOT_BUILT_CHAT, strict)
+    return _parse(body, ChatRequest, NOT_BUILT_CHAT, strict)
 
 
 def _parse(body: bytes, schema: type[T], not_built: dict[str, tuple[Any, ...]], strict: bool) -> Parsed[T]:
@@ -214,6 +227,8 @@ def _parse(body: bytes, schema: type[T], not_built: dict[str, tuple[Any, ...]], 
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise bad_request(f"the body is not valid JSON: {e}") from None
+    except RecursionError:
+        raise bad_request("the body is nested too deeply") from None
     if not isinstance(fields, dict):
         raise bad_request("the body must be a JSON object")
     known, unknown = {}, []
@@ -223,7 +238,7 @@ def _parse(body: bytes, schema: type[T], not_built: dict[str, tuple[Any, ...]], 
         elif name in not_built:
             if value is not None and not any(_equal(value, neutral) for neutral in not_built[name]):
                 raise bad_request(f"{name} is not supported yet", name, "unsupported_parameter")
-        elif name not in _LABELS:
+        elif name not in LABELS:
             unknown.append(name)
     if unknown and strict:
         raise bad_request(f"unknown field: {', '.join(unknown)}", unknown[0], "unknown_parameter")

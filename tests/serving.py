@@ -1,0 +1,105 @@
+"""A real server process for tests: `octavo serve` on a free port."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+ROOT = Path(__file__).parents[1]
+
+
+class Server:
+    """Started at birth; `with` ends it."""
+
+    def __init__(self, model: Path | str, *options: str) -> None:
+        command = [sys.executable, "-m", "octavo.cli.main", "serve", str(model), "--port", "0", *options]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+        )
+        assert self.process.stdout is not None
+        self.printed: list[str] = []
+        for line in self.process.stdout:
+            self.printed.append(line.rstrip())
+            if line.startswith("listening on "):
+                self.url = line.split()[-1]
+                break
+        else:
+            raise RuntimeError(f"the server ended: {self.process.communicate()[1]}")
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+
+    @property
+    def engine_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        for child in children:
+            if b"octavo.engine.process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+        raise RuntimeError("there is no engine process")
+
+    def post(self, path: str, body: Any) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def complete(self, **body: Any) -> dict[str, Any]:
+        response = self.post("/v1/completions", body)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The chunks of a stream, which must end with its end mark."""
+        with self.http.stream("POST", path, json={**body, "stream": True}) as response:
+            assert response.status_code == 200, response.read()
+            assert response.headers["content-type"].startswith("text/event-stream")
+            return events(response)
+
+    def metric(self, name: str) -> float:
+        """Value of a series, labels included in the name as Prometheus writes them."""
+        for line in self.http.get("/metrics").text.splitlines():
+            if line.startswith(name + " "):
+                return float(line.split()[-1])
+        raise KeyError(name)
+
+    def wait_for(self, name: str, value: float, seconds: float = 5) -> None:
+        deadline = time.monotonic() + seconds
+        while self.metric(name) != value:
+            assert time.monotonic() < deadline, f"{name} is {self.metric(name)} after {seconds} s, not {value}"
+            time.sleep(0.02)
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Exit code and what was written to standard error."""
+        self.http.close()
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        errors = self.process.communicate(timeout=40)[1]
+        return self.process.returncode, errors
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        try:
+            os.killpg(self.process.pid, 0)
+        except ProcessLookupError:
+            return
+        raise RuntimeError("the engine outlived its server")
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    chunks = []
+    lines = [line for line in response.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]", lines[-1]
+    for line in lines[:-1]:
+        assert line.startswith("data: ")
+        chunks.append(json.loads(line[6:]))
+    return chunks

@@ -1,0 +1,274 @@
+"""What the API refuses, and how it says so; what it does when its engine or itself comes to an end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+
+from octavo.server import openai
+from tests.serving import Server, events
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hello there"}]
+
+
+@pytest.fixture(scope="module")
+def server(data: Path) -> Iterator[Server]:
+    with Server(data / "arch" / "llama", "--served-model-name", "tiny") as running:
+        yield running
+
+
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [320]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [1.5]}, "prompt"),
+    ({"prompt": {"text": "a"}}, "prompt"),
+    ({"prompt": [1] * 512}, "prompt"),
+    ({"max_tokens": 512}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": 5.5}, "max_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 1e9}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"n": 0}, "n"),
+    ({"n": 1000}, "n"),
+    ({"n": True}, "n"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"seed": 2**64}, "seed"),
+    ({"logprobs": 33}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"logit_bias": {"320": 1}}, "logit_bias"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ["a"] * 65}, "stop"),
+    ({"stop": 5}, "stop"),
+    ({"stop_token_ids": [320]}, "stop_token_ids"),
+    ({"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
+    ({"stream_options": {}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_use": True}}, "stream_options"),
+    ({"best_of": 2}, "best_of"),
+    ({"suffix": "end"}, "suffix"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"use_beam_search": True}, "use_beam_search"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_COMPLETIONS, ids=lambda value: str(value)[:40])
+def test_bad_completion(server: Server, fields: dict[str, Any], param: str) -> None:
+    body = {"prompt": "Hello", **fields} if fields else {}
+    _refused(server.post(COMPLETIONS, body), 400, param)
+
+
+BAD_CHATS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": "Hello"}, "messages"),
+    ({"messages": [{"content": "Hello"}]}, "messages"),
+    ({"messages": [{"role": "pirate", "content": "Hello"}]}, "messages"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
+    ({"messages": [{"role": "tool", "content": "5", "tool_call_id": "a"}]}, "messages"),
+    ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]}]}, "messages"),
+    ({"max_tokens": 1, "max_completion_tokens": 1}, "max_tokens"),
+    ({"max_completion_tokens": 512}, "max_tokens"),
+    ({"logprobs": 2}, "logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 33}, "top_logprobs"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"store": True}, "store"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_CHATS, ids=lambda value: str(value)[:60])
+def test_bad_chat(server: Server, fields: dict[str, Any], param: str) -> None:
+    _refused(server.post(CHAT, {"messages": HELLO, **fields}), 400, param)
+
+
+def test_bad_bodies(server: Server) -> None:
+    for body in (b"", b"{", b"[]", b"5", b"null", b'{"prompt": NaN}', b"\xff", b'{"prompt": "\\ud800"}', b"[" * 5000):
+        _refused(server.http.post(COMPLETIONS, content=body), 400, None if body != b'{"prompt": "\\ud800"}' else ...)
+    _refused(server.http.post(COMPLETIONS, content=b" " * (32 * 2**20 + 1)), 413, None)
+
+
+def test_no_such_route(server: Server) -> None:
+    _refused(server.http.get("/v1/nothing"), 404, None)
+    _refused(server.http.get(COMPLETIONS), 405, None)
+    _refused(server.http.get("/v1/models/other"), 404, "model")
+    _refused(server.post(CHAT, {"messages": HELLO, "model": "other"}), 404, "model")
+
+
+def test_too_long_names_the_numbers(server: Server) -> None:
+    message = server.post(COMPLETIONS, {"prompt": [1] * 500, "max_tokens": 20}).json()["error"]["message"]
+    for number in ("500", "20", "512", "12"):
+        assert number in message
+
+
+def test_every_field_of_the_openai_client_is_known() -> None:
+    completion = completion_create_params.CompletionCreateParamsBase.__annotations__
+    chat = chat_create_params.CompletionCreateParamsBase.__annotations__
+    assert set(completion) <= set(openai.CompletionRequest.__struct_fields__) | openai.LABELS | set(
+        openai.NOT_BUILT_COMPLETION
+    )
+    assert set(chat) <= set(openai.ChatRequest.__struct_fields__) | openai.LABELS | set(openai.NOT_BUILT_CHAT)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_fields_that_are_not_built_are_refused_by_name(server: Server, path: str) -> None:
+    """Unless they ask for nothing."""
+    base: dict[str, Any] = {"prompt": "a"} if path == COMPLETIONS else {"messages": HELLO}
+    base["max_tokens"] = 1
+    table = openai.NOT_BUILT_COMPLETION if path == COMPLETIONS else openai.NOT_BUILT_CHAT
+    for name, neutral in table.items():
+        _refused(server.post(path, {**base, name: {"any": "thing"}}), 400, name)
+        for value in (None, *neutral):
+            answer = server.post(path, {**base, name: value})
+            assert answer.status_code == 200, answer.text
+            assert "x-octavo-ignored" not in answer.headers
+
+
+def test_unknown_fields_are_named(server: Server, data: Path) -> None:
+    body = {"prompt": "a", "max_tokens": 1, "temprature": 0, "user": "me"}
+    answer = server.post(COMPLETIONS, body)
+    assert (answer.status_code, answer.headers["x-octavo-ignored"]) == (200, "temprature")
+    messages = [{"role": "user", "content": "a", "mood": "good"}]
+    assert server.post(CHAT, {"messages": messages, "max_tokens": 1}).headers["x-octavo-ignored"] == "messages[0].mood"
+    with Server(data / "arch" / "llama", "--strict") as strict:
+        _refused(strict.post(COMPLETIONS, body), 400, "temprature")
+        _refused(strict.post(CHAT, {"messages": messages}), 400, "messages")
+        assert strict.post(COMPLETIONS, {"prompt": "a", "user": "me"}).status_code == 200
+
+
+def test_bad_requests_harm_no_neighbour(server: Server) -> None:
+    body = {"prompt": "Hello", "max_tokens": 200, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    alone = server.complete(**body)["choices"][0]["token_ids"]
+    with ThreadPoolExecutor(8) as pool:
+        good = [pool.submit(server.complete, **body) for _ in range(4)]
+        bad = [pool.submit(server.post, COMPLETIONS, {"prompt": "a", **fields}) for fields, _ in BAD_COMPLETIONS]
+        assert all(answer.result().status_code == 400 for answer, (f, _) in zip(bad, BAD_COMPLETIONS, strict=True) if f)
+        assert all(answer.result()["choices"][0]["token_ids"] == alone for answer in good)
+
+
+def test_messages_in_parts(server: Server) -> None:
+    def ids(content: Any, role: str = "user") -> list[int]:
+        body = {"messages": [{"role": role, "content": content}], "max_tokens": 1, "return_token_ids": True}
+        found: list[int] = server.post(CHAT, body).json()["choices"][0]["prompt_token_ids"]
+        return found
+
+    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": "there"}]
+    assert ids(parts) == ids("Hello\nthere")
+    assert ids("Be kind", "developer") == ids("Be kind", "system")
+
+
+def test_engine_death_ends_streams_and_server(data: Path) -> None:
+    with Server(data / "arch" / "llama") as server:
+        os.kill(server.engine_pid, signal.SIGSTOP)
+        with server.http.stream("POST", CHAT, json={"messages": HELLO, "stream": True}) as response:
+            lines = response.iter_lines()
+            assert '"role":"assistant"' in next(lines)
+            os.kill(server.engine_pid, signal.SIGKILL)
+            last = [line for line in lines if line]
+        error = msgspec.json.decode(last[-1].removeprefix("data: "))["error"]
+        assert (error["type"], error["code"]) == ("server_error", "engine_dead")
+        assert "SIGKILL" in error["message"]
+        assert server.process.wait(10) == 1
+        assert server.end()[1].strip().endswith("error: the engine process was ended by signal SIGKILL")
+
+
+def test_sigterm_drains(data: Path) -> None:
+    with Server(data / "arch" / "llama") as server:
+        engine = server.engine_pid
+        os.kill(engine, signal.SIGSTOP)
+        body = {"messages": HELLO, "stream": True, "max_tokens": 5, "ignore_eos": True}
+        with server.http.stream("POST", CHAT, json=body) as response:
+            server.process.send_signal(signal.SIGTERM)
+            with httpx.Client(base_url=server.url) as other:
+                _wait(lambda: other.get("/health/ready").status_code == 503)
+                assert other.get("/health").status_code == 200
+                _refused(other.post(CHAT, json={"messages": HELLO}), 503, None)
+            os.kill(engine, signal.SIGCONT)
+            assert events(response)[-1]["choices"][0]["finish_reason"] == "length"
+        assert server.process.wait(10) == 0
+
+
+def test_drain_has_an_end(data: Path) -> None:
+    with Server(data / "arch" / "llama", "--drain-seconds", "0.2") as server:
+        os.kill(server.engine_pid, signal.SIGSTOP)
+        with server.http.stream("POST", CHAT, json={"messages": HELLO, "stream": True}) as response:
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            os.kill(server.engine_pid, signal.SIGCONT)
+            last = [line for line in response.iter_lines() if line][-1]
+        assert msgspec.json.decode(last.removeprefix("data: "))["error"]["type"] == "server_error"
+        assert server.process.wait(10) == 0
+
+
+def test_port_in_use(data: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(RuntimeError, match="Address already in use"):
+            Server(data / "arch" / "llama", "--port", str(taken.getsockname()[1]))
+
+
+def test_idle_costs_nothing(server: Server) -> None:
+    """Under 1 % of a processor, both processes together."""
+    pids = (server.process.pid, server.engine_pid)
+    server.complete(prompt="Hello")
+    time.sleep(0.5)
+    before = sum(map(_cpu_seconds, pids))
+    time.sleep(4)
+    assert sum(map(_cpu_seconds, pids)) - before < 0.04
+
+
+def _refused(response: httpx.Response, status: int, param: Any) -> None:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
+    if param is not ...:
+        assert error["param"] == param, error
+
+
+def _wait(condition: Any) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
