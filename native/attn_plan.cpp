@@ -26,9 +26,12 @@ AttnPlan::AttnPlan(int group, int heads, int kv_heads, int head_dim, int max_mod
       head_dim_(head_dim),
       tile_(std::max(1, kItemRows / (heads / kv_heads))),
       workers_(workers),
-      partial_floats_(static_cast<size_t>(tile_) * static_cast<size_t>(heads / kv_heads) * static_cast<size_t>(head_dim + 2)),
+      partial_floats_(static_cast<size_t>(tile_) * static_cast<size_t>(heads / kv_heads) *
+                      static_cast<size_t>(head_dim + 2)),
       max_splits_((max_model_len + kKvSplit - 1) / kKvSplit),
-      partials_(static_cast<size_t>(kFewItems * workers) * static_cast<size_t>(max_splits_) * partial_floats_ * sizeof(float), false) {}
+      partials_(
+          static_cast<size_t>(kFewItems * workers) * static_cast<size_t>(max_splits_) * partial_floats_ * sizeof(float),
+          false) {}
 
 void AttnPlan::make(const Batch& batch) {
   items_.clear();
@@ -47,7 +50,8 @@ void AttnPlan::make(const Batch& batch) {
         items_.push_back(item);
       }
   if (static_cast<int>(items_.size()) < kFewItems * workers_) split();
-  std::stable_sort(items_.begin(), items_.end(), [](const AttnItem& a, const AttnItem& b) { return cost_of(a) > cost_of(b); });
+  std::stable_sort(items_.begin(), items_.end(),
+                   [](const AttnItem& a, const AttnItem& b) { return cost_of(a) > cost_of(b); });
   for (size_t i = 0; i + static_cast<size_t>(workers_) < items_.size(); i++) {
     const AttnItem& next = items_[i + static_cast<size_t>(workers_)];  // most likely of the same worker
     if (next.kv_head == items_[i].kv_head && next.split0 == 0) items_[i].next_blocks = next.blocks;
@@ -64,7 +68,8 @@ void AttnPlan::split() {
       items_.push_back(item);
       continue;
     }
-    const size_t floats = static_cast<size_t>(item.ntok) * static_cast<size_t>(heads_ / kv_heads_) * static_cast<size_t>(head_dim_ + 2);
+    const size_t floats =
+        static_cast<size_t>(item.ntok) * static_cast<size_t>(heads_ / kv_heads_) * static_cast<size_t>(head_dim_ + 2);
     merges_.push_back({item.tok0, item.ntok, item.kv_head, item.split1, partial});
     for (int s = 0; s < item.split1; s++, partial += floats) {
       items_.push_back(item);

@@ -22,7 +22,7 @@ class AttnPlan {
   int heads() const { return heads_; }
   void make(const Batch& batch);
 
-  const std::vector<AttnItem>& items() const { return items_; }    // longest first
+  const std::vector<AttnItem>& items() const { return items_; }     // longest first
   const std::vector<AttnMerge>& merges() const { return merges_; }  // after all items; mostly none
 
  private:

@@ -11,14 +11,14 @@ namespace {
 // `value` in [low, high), or the error that says which.
 void require(const char* array, int index, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value < high) return;
-  throw std::invalid_argument(std::string(array) + "[" + std::to_string(index) + "] is " + std::to_string(value) + ", must be in [" +
-                              std::to_string(low) + ", " + std::to_string(high) + ")");
+  throw std::invalid_argument(std::string(array) + "[" + std::to_string(index) + "] is " + std::to_string(value) +
+                              ", must be in [" + std::to_string(low) + ", " + std::to_string(high) + ")");
 }
 
 void require_size(const char* what, int value, int low, int high) {
   if (value < low || value > high)
-    throw std::invalid_argument("a step with " + std::to_string(value) + " " + what + "; this program takes " + std::to_string(low) +
-                                " to " + std::to_string(high));
+    throw std::invalid_argument("a step with " + std::to_string(value) + " " + what + "; this program takes " +
+                                std::to_string(low) + " to " + std::to_string(high));
 }
 
 void check_starts(const char* array, const int32_t* starts, int rows, int total) {
@@ -46,8 +46,8 @@ void check_blocks(const Batch& b, const Limits& limits) {
     for (int s = 0; s < b.seqs; s++) {
       const int used = (b.context_lens[s] + kBlock - 1) / kBlock;
       if (used > table.width)
-        throw std::invalid_argument("block_tables has " + std::to_string(table.width) + " columns, sequence " + std::to_string(s) +
-                                    " needs " + std::to_string(used));
+        throw std::invalid_argument("block_tables has " + std::to_string(table.width) + " columns, sequence " +
+                                    std::to_string(s) + " needs " + std::to_string(used));
       for (int i = 0; i < used; i++) require("block_tables", s, table.blocks[int64_t{s} * table.width + i], 0, blocks);
     }
   }
@@ -62,7 +62,8 @@ void check_sampling(const Batch& b, const Limits& limits, int top_width) {
     require("sampling.top_k", r, in.top_k[r], 0, int64_t{INT32_MAX} + 1);
     require("sampling.position", r, in.position[r], 0, int64_t{INT32_MAX} + 1);
   }
-  if (top_width > limits.vocab) throw std::invalid_argument("num_top is larger than the vocabulary of " + std::to_string(limits.vocab));
+  if (top_width > limits.vocab)
+    throw std::invalid_argument("num_top is larger than the vocabulary of " + std::to_string(limits.vocab));
   check_starts("sampling.bias_starts", in.bias_starts, b.rows, b.num_bias);
   check_starts("sampling.history_starts", in.history_starts, b.rows, b.num_history);
   for (int i = 0; i < b.num_bias; i++) require("sampling.bias_ids", i, in.bias_ids[i], 0, limits.vocab);

@@ -8,30 +8,30 @@
 namespace octavo {
 
 struct Batch {
-  int tokens, seqs, rows;          // T, S, R
-  const int32_t* token_ids;        // [T]
-  const int32_t* positions;        // [T]
-  const int32_t* seq_starts;       // [S + 1]
-  const int32_t* context_lens;     // [S]
+  int tokens, seqs, rows;       // T, S, R
+  const int32_t* token_ids;     // [T]
+  const int32_t* positions;     // [T]
+  const int32_t* seq_starts;    // [S + 1]
+  const int32_t* context_lens;  // [S]
   struct Table {
-    const int32_t* blocks;         // [S][width]
+    const int32_t* blocks;  // [S][width]
     int width;
   };
   struct Copies {
-    const int32_t* pairs;          // [n][2] source, destination
+    const int32_t* pairs;  // [n][2] source, destination
     int n;
   };
-  std::vector<Table> tables;       // per KV group
-  std::vector<Copies> copies;      // per KV group
-  const int32_t* logit_rows;       // [R]
+  std::vector<Table> tables;   // per KV group
+  std::vector<Copies> copies;  // per KV group
+  const int32_t* logit_rows;   // [R]
   SamplingArrays sampling;
-  int num_bias, num_history;       // lengths of the ragged arrays
+  int num_bias, num_history;  // lengths of the ragged arrays
 };
 
 struct Limits {
   int max_tokens, max_rows, max_seqs, max_model_len;
   int vocab;
-  std::vector<int> num_blocks;     // per KV group
+  std::vector<int> num_blocks;  // per KV group
 };
 
 // Throws std::invalid_argument naming the array, the index, the value and the limit.

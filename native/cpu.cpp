@@ -23,7 +23,7 @@ bool all_bits(unsigned value, std::initializer_list<int> bits) {
   return true;
 }
 
-unsigned xcr0() {  // register states that the system saves on a context switch
+unsigned xcr0() {                                // register states that the system saves on a context switch
   if (!all_bits(Cpuid(1, 0).c, {27})) return 0;  // OSXSAVE
   unsigned low, high;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -32,9 +32,9 @@ unsigned xcr0() {  // register states that the system saves on a context switch
 
 bool has_avx2() {
   const Cpuid one(1, 0), seven(7, 0);
-  return all_bits(xcr0(), {1, 2})                // SSE and AVX state
-         && all_bits(one.c, {12, 28, 29})        // FMA, AVX, F16C
-         && all_bits(seven.b, {5, 8});           // AVX2, BMI2
+  return all_bits(xcr0(), {1, 2})          // SSE and AVX state
+         && all_bits(one.c, {12, 28, 29})  // FMA, AVX, F16C
+         && all_bits(seven.b, {5, 8});     // AVX2, BMI2
 }
 
 bool has_avx512() {

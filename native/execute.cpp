@@ -30,20 +30,18 @@ void Program::run(const Batch& batch, const SampledArrays& out, std::vector<Span
   for (size_t g = 0; g < slots_.size(); g++)
     for (int s = 0; s < batch.seqs; s++)
       for (int t = batch.seq_starts[s]; t < batch.seq_starts[s + 1]; t++)
-        slots_[g][static_cast<size_t>(t)] = batch.tables[g].blocks[int64_t{s} * batch.tables[g].width + batch.positions[t] / kBlock];
+        slots_[g][static_cast<size_t>(t)] =
+            batch.tables[g].blocks[int64_t{s} * batch.tables[g].width + batch.positions[t] / kBlock];
   for (AttnPlan& plan : attn_plans_) plan.make(batch);
   for (Counter& c : counters_) c.next.store(0, std::memory_order_relaxed);
-  if (spans)
-    pool_->run([&](int worker) { work<true>(step, worker, spans); });
-  else
-    pool_->run([&](int worker) { work<false>(step, worker, nullptr); });
+  if (spans) pool_->run([&](int worker) { work<true>(step, worker, spans); });
+  else pool_->run([&](int worker) { work<false>(step, worker, nullptr); });
   last_tokens_ = batch.tokens;
   last_rows_ = batch.rows;
   last_plan_ = step.plan;
 }
 
-template <bool timed>
-void Program::work(const Step& step, int worker, std::vector<Span>* spans) {
+template <bool timed> void Program::work(const Step& step, int worker, std::vector<Span>* spans) {
   double start = timed ? seconds() : 0;
   auto mark = [&](int node, double wait) {
     if (!timed || worker) return;
@@ -68,18 +66,21 @@ void Program::prepare(const Step& step, int worker) {
   const Batch& b = step.batch;
   if (spec_.poison) {
     const Range bytes = share(static_cast<int>(arena_.bytes() / kLine), pool_->size(), worker);
-    std::memset(arena_.data() + static_cast<size_t>(bytes.begin) * kLine, 0xff, static_cast<size_t>(bytes.end - bytes.begin) * kLine);
+    std::memset(arena_.data() + static_cast<size_t>(bytes.begin) * kLine, 0xff,
+                static_cast<size_t>(bytes.end - bytes.begin) * kLine);
   }
   for (size_t g = 0; g < spec_.groups.size(); g++) {
     if (!b.copies[g].n) continue;
     const GroupSpec& group = spec_.groups[g];
     const Range heads = share(group.layers * group.kv_heads, pool_->size(), worker);
     for (int i = heads.begin; i < heads.end; i++) {
-      uint8_t* base = group.memory->data() + static_cast<size_t>(i) * static_cast<size_t>(group.num_blocks) * group.block_bytes();
+      uint8_t* base =
+          group.memory->data() + static_cast<size_t>(i) * static_cast<size_t>(group.num_blocks) * group.block_bytes();
       for (int c = 0; c < b.copies[g].n; c++) {
         const int32_t* pair = b.copies[g].pairs + 2 * c;
         if (pair[0] == pair[1]) continue;
-        std::memcpy(base + static_cast<size_t>(pair[1]) * group.block_bytes(), base + static_cast<size_t>(pair[0]) * group.block_bytes(), group.block_bytes());
+        std::memcpy(base + static_cast<size_t>(pair[1]) * group.block_bytes(),
+                    base + static_cast<size_t>(pair[0]) * group.block_bytes(), group.block_bytes());
       }
     }
   }
@@ -103,11 +104,13 @@ void Program::execute(const Node& n, const Step& step, int worker) {
   switch (n.op) {
     case Op::Embed: {
       const Weight& w = weights_[static_cast<size_t>(n.weights[0])];
-      kernels_.embed[static_cast<int>(w.format)](w, step.batch.token_ids, f32(n.out, plan), ld(n.out), mine.begin, mine.end);
+      kernels_.embed[static_cast<int>(w.format)](w, step.batch.token_ids, f32(n.out, plan), ld(n.out), mine.begin,
+                                                 mine.end);
       break;
     }
     case Op::RmsNorm:
-      kernels_.rms_norm(f32(n.a, plan), ld(n.a), vector_of(n), n.eps, n.a.cols, f32(n.out, plan), ld(n.out), mine.begin, mine.end);
+      kernels_.rms_norm(f32(n.a, plan), ld(n.a), vector_of(n), n.eps, n.a.cols, f32(n.out, plan), ld(n.out), mine.begin,
+                        mine.end);
       break;
     case Op::Round:
     case Op::NormRound: {
@@ -115,10 +118,10 @@ void Program::execute(const Node& n, const Step& step, int worker) {
       const bool by_columns = rows <= kFewRows;
       const Range groups = by_columns ? share(y.k_pad / 32, workers, worker) : Range{0, y.k_pad / 32};
       const Range r = by_columns ? Range{0, rows} : mine;
-      if (n.op == Op::Round)
-        kernels_.round(f32(n.a, plan), ld(n.a), y, r.begin, r.end, groups.begin, groups.end);
+      if (n.op == Op::Round) kernels_.round(f32(n.a, plan), ld(n.a), y, r.begin, r.end, groups.begin, groups.end);
       else
-        kernels_.norm_round(f32(n.a, plan), ld(n.a), vector_of(n), n.eps, n.a.cols, y, r.begin, r.end, groups.begin, groups.end);
+        kernels_.norm_round(f32(n.a, plan), ld(n.a), vector_of(n), n.eps, n.a.cols, y, r.begin, r.end, groups.begin,
+                            groups.end);
       break;
     }
     case Op::Linear:
@@ -128,25 +131,22 @@ void Program::execute(const Node& n, const Step& step, int worker) {
       break;
     case Op::Rope:
     case Op::KvWrite:
-    case Op::RopeKvWrite:
-      rope_kv(n, step, worker);
-      break;
-    case Op::Attention:
-      attention(n, step, worker);
-      break;
+    case Op::RopeKvWrite: rope_kv(n, step, worker); break;
+    case Op::Attention: attention(n, step, worker); break;
     case Op::ActMul:
-      kernels_.silu_mul(f32(n.a, plan), ld(n.a), f32(n.b, plan), ld(n.b), f32(n.out, plan), ld(n.out), n.out.cols, mine.begin, mine.end);
+      kernels_.silu_mul(f32(n.a, plan), ld(n.a), f32(n.b, plan), ld(n.b), f32(n.out, plan), ld(n.out), n.out.cols,
+                        mine.begin, mine.end);
       break;
     case Op::Add:
-      kernels_.add(f32(n.a, plan), ld(n.a), f32(n.b, plan), ld(n.b), f32(n.out, plan), ld(n.out), n.out.cols, mine.begin, mine.end);
+      kernels_.add(f32(n.a, plan), ld(n.a), f32(n.b, plan), ld(n.b), f32(n.out, plan), ld(n.out), n.out.cols,
+                   mine.begin, mine.end);
       break;
     case Op::GatherRows:
       for (int r = mine.begin; r < mine.end; r++)
-        std::memcpy(f32(n.out, plan) + r * ld(n.out), f32(n.a, plan) + step.batch.logit_rows[r] * ld(n.a), static_cast<size_t>(n.a.cols) * sizeof(float));
+        std::memcpy(f32(n.out, plan) + r * ld(n.out), f32(n.a, plan) + step.batch.logit_rows[r] * ld(n.a),
+                    static_cast<size_t>(n.a.cols) * sizeof(float));
       break;
-    case Op::Sample:
-      sample(n, step, worker);
-      break;
+    case Op::Sample: sample(n, step, worker); break;
   }
 }
 
@@ -273,7 +273,8 @@ void Program::attention(const Node& n, const Step& step, int worker) {
   args.act = y.act == Act::F32 ? nullptr : &y;
   const auto kernel = kernels_.attention[static_cast<int>(args.kv.type)];
   const int count = static_cast<int>(plan.items().size());
-  for (int i; (i = counters_[index].next.fetch_add(1, std::memory_order_relaxed)) < count;) kernel(args, plan.items()[static_cast<size_t>(i)]);
+  for (int i; (i = counters_[index].next.fetch_add(1, std::memory_order_relaxed)) < count;)
+    kernel(args, plan.items()[static_cast<size_t>(i)]);
   if (args.act && y.k < y.k_pad && worker == 0)  // the padding, which no item writes
     kernels_.round(args.q, args.ldq, y, 0, y.rows, y.k / 32, y.k_pad / 32);
   if (plan.merges().empty()) return;
@@ -289,7 +290,8 @@ void Program::sample(const Node& n, const Step& step, int worker) {
   const size_t index = static_cast<size_t>(&n - spec_.nodes.data());
   float* logits = f32(n.a, step.plan);
   for (int r; (r = counters_[index].next.fetch_add(1, std::memory_order_relaxed)) < step.batch.rows;)
-    sample_row(kernels_, step.batch.sampling, r, logits + r * ld(n.a), spec_.limits.vocab, workers_[static_cast<size_t>(worker)].sample, step.out);
+    sample_row(kernels_, step.batch.sampling, r, logits + r * ld(n.a), spec_.limits.vocab,
+               workers_[static_cast<size_t>(worker)].sample, step.out);
 }
 
 // ---------------------------------------------------------------- operands
@@ -333,7 +335,7 @@ Activation Program::activation(const Operand& x, int plan, int rows) const {
   return a;
 }
 
-void Program::read(int value, float* out) const {
+void Program::read(int value, double* out) const {
   const int cols = spec_.values[static_cast<size_t>(value)].cols, rows = value_rows(value);
   const Activation a = activation({value, 0, cols}, last_plan_, rows);
   for (int r = 0; r < rows; r++)
@@ -341,7 +343,8 @@ void Program::read(int value, float* out) const {
       const size_t group = static_cast<size_t>(c / 32) * static_cast<size_t>(rows) + static_cast<size_t>(r);
       if (a.act == Act::F32) *out = a.f[r * a.ld + c];
       if (a.act == Act::BF16) *out = std::bit_cast<float>(static_cast<uint32_t>(a.h[r * a.ld + c]) << 16);
-      if (a.act == Act::A8) *out = a.s[group] * static_cast<float>(a.q[group * 32 + static_cast<size_t>(c % 32)]);
+      if (a.act == Act::A8)
+        *out = double{a.s[group]} * static_cast<double>(a.q[group * 32 + static_cast<size_t>(c % 32)]);
     }
 }
 

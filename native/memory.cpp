@@ -24,9 +24,7 @@ Memory::Memory(size_t bytes, bool huge_pages) : bytes_(bytes) {
   if (huge_pages) madvise(data_, size, MADV_HUGEPAGE);  // a refusal costs speed only
 }
 
-Memory::~Memory() {
-  munmap(data_, align_up(std::max<size_t>(bytes_, 1), static_cast<size_t>(sysconf(_SC_PAGESIZE))));
-}
+Memory::~Memory() { munmap(data_, align_up(std::max<size_t>(bytes_, 1), static_cast<size_t>(sysconf(_SC_PAGESIZE)))); }
 
 size_t Memory::touched_bytes() const {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -36,7 +34,8 @@ size_t Memory::touched_bytes() const {
   for (size_t first = 0; first < pages; first += map.size()) {
     const size_t n = std::min(map.size(), pages - first);
     if (mincore(data_ + first * page, n * page, map.data())) break;
-    resident += static_cast<size_t>(std::count_if(map.begin(), map.begin() + static_cast<ptrdiff_t>(n), [](unsigned char c) { return c & 1; }));
+    resident += static_cast<size_t>(
+        std::count_if(map.begin(), map.begin() + static_cast<ptrdiff_t>(n), [](unsigned char c) { return c & 1; }));
   }
   return resident * page;
 }

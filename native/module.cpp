@@ -19,12 +19,9 @@ using namespace nb::literals;
 namespace octavo {
 namespace {
 
-template <class T, class... Shape>
-using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu, Shape...>;
-template <class T, class... Shape>
-using Out = nb::ndarray<T, nb::numpy, nb::c_contig, nb::device::cpu, Shape...>;
-template <class T>
-using Vec = In<T, nb::ndim<1>>;
+template <class T, class... Shape> using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu, Shape...>;
+template <class T, class... Shape> using Out = nb::ndarray<T, nb::numpy, nb::c_contig, nb::device::cpu, Shape...>;
+template <class T> using Vec = In<T, nb::ndim<1>>;
 
 Format format_of(const std::string& name) {
   const char* names[kFormats] = {"f32", "f16", "bf16", "w8", "w4", "w4f"};
@@ -50,14 +47,15 @@ KvType kv_type_of(const std::string& name) {
 
 const void* column(nb::handle array, const char* name, nb::dlpack::dtype type, int64_t size) {
   nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu, nb::ndim<1>> a;
-  if (!nb::try_cast(array, a) || a.dtype() != type) throw std::invalid_argument(std::string(name) + " must be a contiguous vector of the type in backends.base");
+  if (!nb::try_cast(array, a) || a.dtype() != type)
+    throw std::invalid_argument(std::string(name) + " must be a contiguous vector of the type in backends.base");
   if (size >= 0 && static_cast<int64_t>(a.shape(0)) != size)
-    throw std::invalid_argument(std::string(name) + " has " + std::to_string(a.shape(0)) + " entries, expected " + std::to_string(size));
+    throw std::invalid_argument(std::string(name) + " has " + std::to_string(a.shape(0)) + " entries, expected " +
+                                std::to_string(size));
   return a.data();  // owned by the batch, which outlives the call
 }
 
-template <class T>
-const T* column(nb::handle tuple, size_t index, const char* name, int64_t size) {
+template <class T> const T* column(nb::handle tuple, size_t index, const char* name, int64_t size) {
   return static_cast<const T*>(column(tuple[index], name, nb::dtype<T>(), size));
 }
 
@@ -75,7 +73,8 @@ Batch batch_of(nb::handle batch) {
   b.context_lens = column<int32_t>(batch, 3, "context_lens", b.seqs);
   for (nb::handle h : batch[4]) {
     auto a = nb::cast<In<int32_t, nb::ndim<2>>>(h);
-    if (static_cast<int>(a.shape(0)) != b.seqs) throw std::invalid_argument("block_tables must have a row per sequence");
+    if (static_cast<int>(a.shape(0)) != b.seqs)
+      throw std::invalid_argument("block_tables must have a row per sequence");
     b.tables.push_back({a.data(), static_cast<int>(a.shape(1))});
   }
   for (nb::handle h : batch[5]) {
@@ -111,15 +110,23 @@ Batch batch_of(nb::handle batch) {
 
 std::vector<std::tuple<int, double, double>> run(Program& program, nb::handle batch, Out<int32_t, nb::ndim<1>> ids,
                                                  Out<float, nb::ndim<1>> logprobs, Out<int32_t, nb::ndim<1>> ranks,
-                                                 Out<int32_t, nb::ndim<2>> top_ids, Out<float, nb::ndim<2>> top_logprobs,
-                                                 Out<bool, nb::ndim<1>> invalid, bool timed) {
+                                                 Out<int32_t, nb::ndim<2>> top_ids,
+                                                 Out<float, nb::ndim<2>> top_logprobs, Out<bool, nb::ndim<1>> invalid,
+                                                 bool timed) {
   const Batch b = batch_of(batch);
   const auto rows = static_cast<size_t>(b.rows);
-  for (size_t n : {ids.shape(0), logprobs.shape(0), ranks.shape(0), top_ids.shape(0), top_logprobs.shape(0), invalid.shape(0)})
+  for (size_t n :
+       {ids.shape(0), logprobs.shape(0), ranks.shape(0), top_ids.shape(0), top_logprobs.shape(0), invalid.shape(0)})
     if (n != rows) throw std::invalid_argument("result arrays must have a row per logit row");
-  if (top_ids.shape(1) != top_logprobs.shape(1)) throw std::invalid_argument("top_ids and top_logprobs differ in columns");
-  const SampledArrays out{ids.data(), logprobs.data(), ranks.data(), top_ids.data(), top_logprobs.data(),
-                          static_cast<int>(top_ids.shape(1)), reinterpret_cast<uint8_t*>(invalid.data())};
+  if (top_ids.shape(1) != top_logprobs.shape(1))
+    throw std::invalid_argument("top_ids and top_logprobs differ in columns");
+  const SampledArrays out{ids.data(),
+                          logprobs.data(),
+                          ranks.data(),
+                          top_ids.data(),
+                          top_logprobs.data(),
+                          static_cast<int>(top_ids.shape(1)),
+                          reinterpret_cast<uint8_t*>(invalid.data())};
   std::vector<Span> spans;
   {
     nb::gil_scoped_release unlocked;
@@ -136,7 +143,8 @@ size_t source_row_bytes(Format format, int k) {  // forms of pack.h
   const auto n = static_cast<size_t>(k);
   switch (format) {
     case Format::F32: return 4 * n;
-    case Format::F16: case Format::BF16: return 2 * n;
+    case Format::F16:
+    case Format::BF16: return 2 * n;
     case Format::W8: return n / 32 * 34;
     case Format::W4: return n / 32 * 18;
     case Format::W4F: return n / 32 * 20;
@@ -146,13 +154,16 @@ size_t source_row_bytes(Format format, int k) {  // forms of pack.h
 
 constexpr int kPackPanels = 8;  // of one piece of work: a few hundred kilobytes
 
-void pack_weight(Pool& pool, Memory& memory, size_t offset, const std::string& format_name, In<uint8_t, nb::ndim<2>> data, int k) {
+void pack_weight(Pool& pool, Memory& memory, size_t offset, const std::string& format_name,
+                 In<uint8_t, nb::ndim<2>> data, int k) {
   const Format format = format_of(format_name);
   const int n = static_cast<int>(data.shape(0));
   if (n < 1 || k < 1 || offset % kLine || offset + packed_bytes(format, n, k) > memory.bytes())
-    throw std::invalid_argument("a packed weight of " + std::to_string(n) + " x " + std::to_string(k) + " does not fit its place");
+    throw std::invalid_argument("a packed weight of " + std::to_string(n) + " x " + std::to_string(k) +
+                                " does not fit its place");
   if (data.shape(1) != source_row_bytes(format, k))
-    throw std::invalid_argument(std::to_string(data.shape(1)) + " bytes are not a row of " + std::to_string(k) + " values for " + format_name);
+    throw std::invalid_argument(std::to_string(data.shape(1)) + " bytes are not a row of " + std::to_string(k) +
+                                " values for " + format_name);
   const int panels = static_cast<int>(align_up(static_cast<size_t>(n), kTaskCols)) / panel_cols(format);
   const uint8_t* source = data.data();
   const size_t row_bytes = data.shape(1);
@@ -165,11 +176,11 @@ void pack_weight(Pool& pool, Memory& memory, size_t offset, const std::string& f
 }
 
 void check_value(const Program& program, int value) {
-  if (value < 0 || value >= static_cast<int>(program.spec().values.size())) throw std::invalid_argument("no such value");
+  if (value < 0 || value >= static_cast<int>(program.spec().values.size()))
+    throw std::invalid_argument("no such value");
 }
 
-template <class T>
-nb::ndarray<nb::numpy, T, nb::ndim<2>> view(T* data, int rows, int cols, nb::handle owner) {
+template <class T> nb::ndarray<nb::numpy, T, nb::ndim<2>> view(T* data, int rows, int cols, nb::handle owner) {
   return nb::ndarray<nb::numpy, T, nb::ndim<2>>(data, {static_cast<size_t>(rows), static_cast<size_t>(cols)}, owner);
 }
 
@@ -177,7 +188,9 @@ nb::ndarray<nb::numpy, T, nb::ndim<2>> view(T* data, int rows, int cols, nb::han
 
 NB_MODULE(_native, m) {
   m.def("isa_levels", &isa_levels);
-  m.def("packed_bytes", [](const std::string& format, int n, int k) { return packed_bytes(format_of(format), n, k); }, "format"_a, "n"_a, "k"_a);
+  m.def(
+      "packed_bytes", [](const std::string& format, int n, int k) { return packed_bytes(format_of(format), n, k); },
+      "format"_a, "n"_a, "k"_a);
   m.def("pack", &pack_weight, "pool"_a, "memory"_a, "offset"_a, "format"_a, "data"_a, "k"_a);
 
   nb::class_<Pool>(m, "Pool")
@@ -188,73 +201,138 @@ NB_MODULE(_native, m) {
       .def(nb::init<size_t, bool>(), "num_bytes"_a, "huge_pages"_a)
       .def_prop_ro("num_bytes", &Memory::bytes)
       .def_prop_ro("touched_bytes", &Memory::touched_bytes)
-      .def("view", [](nb::handle_t<Memory> self, size_t offset, size_t bytes) {
-        const Memory& memory = *nb::inst_ptr<Memory>(self);
-        if (offset + bytes < offset || offset + bytes > memory.bytes()) throw std::invalid_argument("the view leaves the memory");
-        return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(memory.data() + offset, {bytes}, self);
-      }, "offset"_a, "num_bytes"_a);
+      .def(
+          "view",
+          [](nb::handle_t<Memory> self, size_t offset, size_t bytes) {
+            const Memory& memory = *nb::inst_ptr<Memory>(self);
+            if (offset + bytes < offset || offset + bytes > memory.bytes())
+              throw std::invalid_argument("the view leaves the memory");
+            return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(memory.data() + offset, {bytes}, self);
+          },
+          "offset"_a, "num_bytes"_a);
 
   nb::class_<Operand>(m, "Operand")
-      .def("__init__", [](Operand* self, int value, int start, int cols) { new (self) Operand{value, start, cols}; }, "value"_a, "start"_a, "cols"_a);
+      .def(
+          "__init__", [](Operand* self, int value, int start, int cols) { new (self) Operand{value, start, cols}; },
+          "value"_a, "start"_a, "cols"_a);
 
   nb::class_<Node>(m, "Node")
-      .def("__init__", [](Node* self, const std::string& op, int layer) { new (self) Node; self->op = op_of(op); self->layer = layer; }, "op"_a, "layer"_a)
-      .def_rw("a", &Node::a).def_rw("b", &Node::b).def_rw("c", &Node::c).def_rw("out", &Node::out)
-      .def_rw("weights", &Node::weights).def_rw("vector", &Node::vector)
-      .def_rw("eps", &Node::eps).def_rw("scale", &Node::scale)
-      .def_rw("heads", &Node::heads).def_rw("head_dim", &Node::head_dim)
-      .def_rw("group", &Node::group).def_rw("group_layer", &Node::group_layer)
-      .def_rw("rope", &Node::rope).def_rw("neox", &Node::neox)
-      .def("set_barriers", [](Node& n, bool small, bool full) { n.barrier[0] = small; n.barrier[1] = full; }, "small"_a, "full"_a);
+      .def(
+          "__init__",
+          [](Node* self, const std::string& op, int layer) {
+            new (self) Node;
+            self->op = op_of(op);
+            self->layer = layer;
+          },
+          "op"_a, "layer"_a)
+      .def_rw("a", &Node::a)
+      .def_rw("b", &Node::b)
+      .def_rw("c", &Node::c)
+      .def_rw("out", &Node::out)
+      .def_rw("weights", &Node::weights)
+      .def_rw("vector", &Node::vector)
+      .def_rw("eps", &Node::eps)
+      .def_rw("scale", &Node::scale)
+      .def_rw("heads", &Node::heads)
+      .def_rw("head_dim", &Node::head_dim)
+      .def_rw("group", &Node::group)
+      .def_rw("group_layer", &Node::group_layer)
+      .def_rw("rope", &Node::rope)
+      .def_rw("neox", &Node::neox)
+      .def(
+          "set_barriers",
+          [](Node& n, bool small, bool full) {
+            n.barrier[0] = small;
+            n.barrier[1] = full;
+          },
+          "small"_a, "full"_a);
 
   nb::class_<ProgramSpec>(m, "ProgramSpec")
-      .def("__init__", [](ProgramSpec* self, int max_tokens, int max_rows, int max_seqs, int max_model_len, int vocab, int small_tokens, bool poison) {
-        new (self) ProgramSpec{};
-        self->limits = {max_tokens, max_rows, max_seqs, max_model_len, vocab, {}};
-        self->small_tokens = small_tokens;
-        self->poison = poison;
-      }, "max_tokens"_a, "max_rows"_a, "max_seqs"_a, "max_model_len"_a, "vocab"_a, "small_tokens"_a, "poison"_a)
-      .def("add_value", [](ProgramSpec& s, const std::string& name, const std::string& act, bool logit_rows, int cols, size_t small, size_t full) {
-        s.values.push_back({name, act_of(act), logit_rows, cols, {small, full}});
-        return s.values.size() - 1;
-      }, "name"_a, "act"_a, "logit_rows"_a, "cols"_a, "small_offset"_a, "full_offset"_a)
-      .def("add_weight", [](ProgramSpec& s, const std::string& name, std::shared_ptr<Memory> memory, size_t offset, const std::string& format, int n, int k) {
-        s.weights.push_back({name, std::move(memory), offset, format_of(format), n, k});
-        return s.weights.size() - 1;
-      }, "name"_a, "memory"_a, "offset"_a, "format"_a, "n"_a, "k"_a)
-      .def("add_group", [](ProgramSpec& s, std::shared_ptr<Memory> memory, const std::string& type, int layers, int kv_heads, int head_dim, int num_blocks) {
-        s.groups.push_back({std::move(memory), kv_type_of(type), layers, kv_heads, head_dim, num_blocks});
-        s.limits.num_blocks.push_back(num_blocks);
-        return s.groups.size() - 1;
-      }, "memory"_a, "kv_type"_a, "layers"_a, "kv_heads"_a, "head_dim"_a, "num_blocks"_a)
-      .def("add_rope", [](ProgramSpec& s, std::vector<double> inv_freq, double scale) {
-        s.ropes.push_back({std::move(inv_freq), scale});
-        return s.ropes.size() - 1;
-      }, "inv_freq"_a, "scale"_a)
-      .def("add_node", [](ProgramSpec& s, const Node& node) { s.nodes.push_back(node); }, "node"_a)
-      .def("set_arena", [](ProgramSpec& s, size_t small, size_t full) { s.arena_bytes[0] = small; s.arena_bytes[1] = full; }, "small_bytes"_a, "full_bytes"_a);
+      .def(
+          "__init__",
+          [](ProgramSpec* self, int max_tokens, int max_rows, int max_seqs, int max_model_len, int vocab,
+             int small_tokens, bool poison) {
+            new (self) ProgramSpec{};
+            self->limits = {max_tokens, max_rows, max_seqs, max_model_len, vocab, {}};
+            self->small_tokens = small_tokens;
+            self->poison = poison;
+          },
+          "max_tokens"_a, "max_rows"_a, "max_seqs"_a, "max_model_len"_a, "vocab"_a, "small_tokens"_a, "poison"_a)
+      .def(
+          "add_value",
+          [](ProgramSpec& s, const std::string& name, const std::string& act, bool logit_rows, int cols, size_t small,
+             size_t full) {
+            s.values.push_back({name, act_of(act), logit_rows, cols, {small, full}});
+            return s.values.size() - 1;
+          },
+          "name"_a, "act"_a, "logit_rows"_a, "cols"_a, "small_offset"_a, "full_offset"_a)
+      .def(
+          "add_weight",
+          [](ProgramSpec& s, const std::string& name, std::shared_ptr<Memory> memory, size_t offset,
+             const std::string& format, int n, int k) {
+            s.weights.push_back({name, std::move(memory), offset, format_of(format), n, k});
+            return s.weights.size() - 1;
+          },
+          "name"_a, "memory"_a, "offset"_a, "format"_a, "n"_a, "k"_a)
+      .def(
+          "add_group",
+          [](ProgramSpec& s, std::shared_ptr<Memory> memory, const std::string& type, int layers, int kv_heads,
+             int head_dim, int num_blocks) {
+            s.groups.push_back({std::move(memory), kv_type_of(type), layers, kv_heads, head_dim, num_blocks});
+            s.limits.num_blocks.push_back(num_blocks);
+            return s.groups.size() - 1;
+          },
+          "memory"_a, "kv_type"_a, "layers"_a, "kv_heads"_a, "head_dim"_a, "num_blocks"_a)
+      .def(
+          "add_rope",
+          [](ProgramSpec& s, std::vector<double> inv_freq, double scale) {
+            s.ropes.push_back({std::move(inv_freq), scale});
+            return s.ropes.size() - 1;
+          },
+          "inv_freq"_a, "scale"_a)
+      .def(
+          "add_node", [](ProgramSpec& s, const Node& node) { s.nodes.push_back(node); }, "node"_a)
+      .def(
+          "set_arena",
+          [](ProgramSpec& s, size_t small, size_t full) {
+            s.arena_bytes[0] = small;
+            s.arena_bytes[1] = full;
+          },
+          "small_bytes"_a, "full_bytes"_a);
 
   nb::class_<Program>(m, "Program")
-      .def("__init__", [](Program* self, std::shared_ptr<Pool> pool, const std::string& isa, const ProgramSpec& spec) {
-        new (self) Program(std::move(pool), kernels_of(isa), spec);
-      }, "pool"_a, "isa"_a, "spec"_a)
+      .def(
+          "__init__",
+          [](Program* self, std::shared_ptr<Pool> pool, const std::string& isa, const ProgramSpec& spec) {
+            new (self) Program(std::move(pool), kernels_of(isa), spec);
+          },
+          "pool"_a, "isa"_a, "spec"_a)
       .def_prop_ro("arena_bytes", &Program::arena_bytes)
-      .def("run", &run, "batch"_a, "token_ids"_a, "logprobs"_a, "ranks"_a, "top_ids"_a, "top_logprobs"_a, "invalid"_a, "timed"_a)
-      .def("logits", [](nb::handle_t<Program> self) {
-        const Program& p = *nb::inst_ptr<Program>(self);
-        if (!p.logits()) throw std::invalid_argument("this program computes no logits");
-        return view(p.logits(), p.logit_rows(), p.spec().limits.vocab, self);
-      })
-      .def("value_rows", [](const Program& p, int value) {
-        check_value(p, value);
-        return p.value_rows(value);
-      }, "value"_a)
-      .def("read", [](const Program& p, int value, Out<float, nb::ndim<2>> out) {
-        check_value(p, value);
-        if (static_cast<int>(out.shape(0)) != p.value_rows(value) || static_cast<int>(out.shape(1)) != p.spec().values[static_cast<size_t>(value)].cols)
-          throw std::invalid_argument("the last run left another shape");
-        p.read(value, out.data());
-      }, "value"_a, "out"_a);
+      .def("run", &run, "batch"_a, "token_ids"_a, "logprobs"_a, "ranks"_a, "top_ids"_a, "top_logprobs"_a, "invalid"_a,
+           "timed"_a)
+      .def("logits",
+           [](nb::handle_t<Program> self) {
+             const Program& p = *nb::inst_ptr<Program>(self);
+             if (!p.logits()) throw std::invalid_argument("this program computes no logits");
+             return view(p.logits(), p.logit_rows(), p.spec().limits.vocab, self);
+           })
+      .def(
+          "value_rows",
+          [](const Program& p, int value) {
+            check_value(p, value);
+            return p.value_rows(value);
+          },
+          "value"_a)
+      .def(
+          "read",
+          [](const Program& p, int value, Out<double, nb::ndim<2>> out) {
+            check_value(p, value);
+            if (static_cast<int>(out.shape(0)) != p.value_rows(value) ||
+                static_cast<int>(out.shape(1)) != p.spec().values[static_cast<size_t>(value)].cols)
+              throw std::invalid_argument("the last run left another shape");
+            p.read(value, out.data());
+          },
+          "value"_a, "out"_a);
 }
 
 }  // namespace octavo

@@ -10,8 +10,9 @@ namespace octavo {
 namespace {
 
 constexpr const char* kNames[kOps] = {
-    "embed", "rms_norm", "round", "norm_round", "linear", "linear_add", "linear_act_mul_round", "rope", "kv_write",
-    "rope_kv_write", "attention", "act_mul", "add", "gather_rows", "sample",
+    "embed",  "rms_norm", "round",         "norm_round", "linear",  "linear_add", "linear_act_mul_round",
+    "rope",   "kv_write", "rope_kv_write", "attention",  "act_mul", "add",        "gather_rows",
+    "sample",
 };
 constexpr int kMaxHeadDim = 256;  // attention keeps one head of a row tile in a fixed buffer
 
@@ -53,17 +54,24 @@ namespace {
 // The checks of one node; every message starts with the operation and its layer.
 class NodeCheck {
  public:
-  NodeCheck(const ProgramSpec& spec, const Node& node, const Kernels& kernels) : spec_(spec), node_(node), kernels_(kernels) {}
+  NodeCheck(const ProgramSpec& spec, const Node& node, const Kernels& kernels)
+      : spec_(spec), node_(node), kernels_(kernels) {}
 
   void operator()() const {
     switch (node_.op) {
       case Op::Embed: return embed();
-      case Op::RmsNorm: case Op::NormRound: return norm();
+      case Op::RmsNorm:
+      case Op::NormRound: return norm();
       case Op::Round: return round();
-      case Op::Linear: case Op::LinearAdd: case Op::LinearActMulRound: return linear();
-      case Op::Rope: case Op::KvWrite: case Op::RopeKvWrite: return rope_kv();
+      case Op::Linear:
+      case Op::LinearAdd:
+      case Op::LinearActMulRound: return linear();
+      case Op::Rope:
+      case Op::KvWrite:
+      case Op::RopeKvWrite: return rope_kv();
       case Op::Attention: return attention();
-      case Op::ActMul: case Op::Add: return elementwise();
+      case Op::ActMul:
+      case Op::Add: return elementwise();
       case Op::GatherRows: return gather();
       case Op::Sample: return sample();
     }
@@ -71,29 +79,37 @@ class NodeCheck {
 
  private:
   void need(bool ok, const std::string& what) const {
-    if (!ok) throw std::invalid_argument(std::string(op_name(node_.op)) + " of layer " + std::to_string(node_.layer) + ": " + what);
+    if (!ok)
+      throw std::invalid_argument(std::string(op_name(node_.op)) + " of layer " + std::to_string(node_.layer) + ": " +
+                                  what);
   }
   const ValueSpec& value(const Operand& x, const char* role) const {
     need(x.value >= 0 && x.value < static_cast<int>(spec_.values.size()), std::string(role) + " is missing");
     const ValueSpec& v = spec_.values[static_cast<size_t>(x.value)];
-    need(x.start >= 0 && x.cols > 0 && x.start + x.cols <= v.cols, std::string(role) + " leaves the columns of " + v.name);
-    need(v.act == Act::F32 || (x.start == 0 && x.cols == v.cols), std::string(role) + " is a slice of the rounded " + v.name);
+    need(x.start >= 0 && x.cols > 0 && x.start + x.cols <= v.cols,
+         std::string(role) + " leaves the columns of " + v.name);
+    need(v.act == Act::F32 || (x.start == 0 && x.cols == v.cols),
+         std::string(role) + " is a slice of the rounded " + v.name);
     return v;
   }
   const ValueSpec& f32(const Operand& x, const char* role, int cols) const {
     const ValueSpec& v = value(x, role);
     need(v.act == Act::F32, std::string(role) + " must be float32");
-    need(x.cols == cols, std::string(role) + " has " + std::to_string(x.cols) + " columns, expected " + std::to_string(cols));
+    need(x.cols == cols,
+         std::string(role) + " has " + std::to_string(x.cols) + " columns, expected " + std::to_string(cols));
     return v;
   }
-  void same_rows(const ValueSpec& a, const ValueSpec& b) const { need(a.logit_rows == b.logit_rows, a.name + " and " + b.name + " differ in rows"); }
+  void same_rows(const ValueSpec& a, const ValueSpec& b) const {
+    need(a.logit_rows == b.logit_rows, a.name + " and " + b.name + " differ in rows");
+  }
   const WeightSpec& weight(int index) const {
     need(index >= 0 && index < static_cast<int>(spec_.weights.size()), "weight is missing");
     return spec_.weights[static_cast<size_t>(index)];
   }
   void vector(int cols) const {
     const WeightSpec& w = weight(node_.vector);
-    need(w.n == 1 && w.k == cols && w.format == Format::F32, w.name + " must be a float32 vector of " + std::to_string(cols));
+    need(w.n == 1 && w.k == cols && w.format == Format::F32,
+         w.name + " must be a float32 vector of " + std::to_string(cols));
   }
 
   void embed() const {
@@ -122,15 +138,19 @@ class NodeCheck {
     int n = 0;
     for (int index : node_.weights) {
       const WeightSpec& w = weight(index);
-      need(w.k == node_.a.cols, w.name + " has " + std::to_string(w.k) + " input features, expected " + std::to_string(node_.a.cols));
-      need(kernels_.gemm[static_cast<int>(w.format)][static_cast<int>(x.act)] != nullptr, w.name + ": no kernel for its format");
+      need(w.k == node_.a.cols,
+           w.name + " has " + std::to_string(w.k) + " input features, expected " + std::to_string(node_.a.cols));
+      need(kernels_.gemm[static_cast<int>(w.format)][static_cast<int>(x.act)] != nullptr,
+           w.name + ": no kernel for its format");
       n += w.n;
     }
     if (node_.op == Op::LinearActMulRound) {
       need(node_.weights.size() == 2, "takes a gate and an up weight");
       const WeightSpec &gate = weight(node_.weights[0]), &up = weight(node_.weights[1]);
-      need(gate.format == up.format && gate.n == up.n && gate.n % kTaskCols == 0, gate.name + " and " + up.name + " do not match");
-      need(node_.out.cols == gate.n && y.act != Act::F32 && node_.vector < 0, "output has the wrong size or type, or there is a bias");
+      need(gate.format == up.format && gate.n == up.n && gate.n % kTaskCols == 0,
+           gate.name + " and " + up.name + " do not match");
+      need(node_.out.cols == gate.n && y.act != Act::F32 && node_.vector < 0,
+           "output has the wrong size or type, or there is a bias");
       return;
     }
     f32(node_.out, "output", n);
@@ -183,7 +203,8 @@ class NodeCheck {
     need(f32(node_.out, "output", node_.a.cols).logit_rows, "output must have a row per logit row");
   }
   void sample() const {
-    need(f32(node_.a, "logits", spec_.limits.vocab).logit_rows && node_.a.start == 0, "logits must have a row per logit row");
+    need(f32(node_.a, "logits", spec_.limits.vocab).logit_rows && node_.a.start == 0,
+         "logits must have a row per logit row");
   }
 
   const ProgramSpec& spec_;
@@ -196,7 +217,8 @@ void check_spec(const ProgramSpec& spec) {
     if (!ok) throw std::invalid_argument(what);
   };
   const Limits& l = spec.limits;
-  need(l.max_tokens >= 1 && l.max_rows >= 1 && l.max_seqs >= 1 && l.max_model_len >= 1 && l.vocab >= 1, "limits must be positive");
+  need(l.max_tokens >= 1 && l.max_rows >= 1 && l.max_seqs >= 1 && l.max_model_len >= 1 && l.vocab >= 1,
+       "limits must be positive");
   for (const ValueSpec& v : spec.values)
     for (int p = 0; p < kPlans; p++) {
       const int tokens = p ? l.max_tokens : std::min(l.max_tokens, spec.small_tokens);
@@ -204,16 +226,20 @@ void check_spec(const ProgramSpec& spec) {
       need(v.cols > 0 && v.offset[p] % kLine == 0 && end <= spec.arena_bytes[p], v.name + " lies outside of the arena");
     }
   for (const WeightSpec& w : spec.weights) {
-    const size_t bytes = w.n == 1 && w.format == Format::F32 ? static_cast<size_t>(w.k) * 4 : packed_bytes(w.format, w.n, w.k);
-    need(w.memory && w.n > 0 && w.k > 0 && w.offset % kLine == 0 && w.offset + bytes <= w.memory->bytes(), w.name + " lies outside of its memory");
+    const size_t bytes =
+        w.n == 1 && w.format == Format::F32 ? static_cast<size_t>(w.k) * 4 : packed_bytes(w.format, w.n, w.k);
+    need(w.memory && w.n > 0 && w.k > 0 && w.offset % kLine == 0 && w.offset + bytes <= w.memory->bytes(),
+         w.name + " lies outside of its memory");
   }
   for (size_t i = 0; i < spec.groups.size(); i++) {
     const GroupSpec& g = spec.groups[i];
     const std::string name = "KV group " + std::to_string(i);
     need(g.head_dim > 0 && g.head_dim % 16 == 0 && g.head_dim <= kMaxHeadDim,
-         name + ": head size " + std::to_string(g.head_dim) + " must be a multiple of 16, at most " + std::to_string(kMaxHeadDim));
+         name + ": head size " + std::to_string(g.head_dim) + " must be a multiple of 16, at most " +
+             std::to_string(kMaxHeadDim));
     need(g.layers > 0 && g.kv_heads > 0 && g.num_blocks > 0, name + " is empty");
-    const size_t blocks = static_cast<size_t>(g.layers) * static_cast<size_t>(g.kv_heads) * static_cast<size_t>(g.num_blocks);
+    const size_t blocks =
+        static_cast<size_t>(g.layers) * static_cast<size_t>(g.kv_heads) * static_cast<size_t>(g.num_blocks);
     need(g.memory && g.memory->bytes() == blocks * g.block_bytes(), name + ": its memory has the wrong size");
   }
   need(spec.limits.num_blocks.size() == spec.groups.size(), "a block count per KV group is needed");
@@ -260,7 +286,8 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
       index = static_cast<int>(std::find_if(attn_plans_.begin(), attn_plans_.end(), same) - attn_plans_.begin());
       if (index == static_cast<int>(attn_plans_.size())) {
         const GroupSpec& g = spec_.groups[static_cast<size_t>(node.group)];
-        attn_plans_.emplace_back(node.group, node.heads, g.kv_heads, g.head_dim, spec_.limits.max_model_len, pool_->size());
+        attn_plans_.emplace_back(node.group, node.heads, g.kv_heads, g.head_dim, spec_.limits.max_model_len,
+                                 pool_->size());
       }
     }
     attn_plan_of_.push_back(index);

@@ -17,8 +17,21 @@ namespace octavo {
 constexpr int kPlans = 2;  // small (up to SMALL_T tokens) and full: the same nodes, other offsets and barriers
 
 enum class Op : uint8_t {
-  Embed, RmsNorm, Round, NormRound, Linear, LinearAdd, LinearActMulRound, Rope, KvWrite, RopeKvWrite,
-  Attention, ActMul, Add, GatherRows, Sample,
+  Embed,
+  RmsNorm,
+  Round,
+  NormRound,
+  Linear,
+  LinearAdd,
+  LinearActMulRound,
+  Rope,
+  KvWrite,
+  RopeKvWrite,
+  Attention,
+  ActMul,
+  Add,
+  GatherRows,
+  Sample,
 };
 constexpr int kOps = 15;
 const char* op_name(Op op);
@@ -28,7 +41,7 @@ Op op_of(const std::string& name);  // throws std::invalid_argument naming it
 struct ValueSpec {
   std::string name;
   Act act;
-  bool logit_rows;         // R rows, not T
+  bool logit_rows;  // R rows, not T
   int cols;
   size_t offset[kPlans];
 };
@@ -63,10 +76,10 @@ struct RopeSpec {
 // Which fields a node uses is said by the checks in plan.cpp.
 struct Node {
   Op op{};
-  int layer = -1;              // for traces
-  Operand a, b, c, out;        // q, k, v; gate, up; x, residual
-  std::vector<int> weights;    // parts, side by side in the output; for LinearActMulRound gate and up
-  int vector = -1;             // norm weight or bias: a weight of one row
+  int layer = -1;            // for traces
+  Operand a, b, c, out;      // q, k, v; gate, up; x, residual
+  std::vector<int> weights;  // parts, side by side in the output; for LinearActMulRound gate and up
+  int vector = -1;           // norm weight or bias: a weight of one row
   float eps = 0, scale = 0;
   int heads = 0, group = -1, group_layer = -1;
   int rope = -1, head_dim = 0;
@@ -83,12 +96,12 @@ struct ProgramSpec {
   std::vector<RopeSpec> ropes;
   std::vector<Node> nodes;
   size_t arena_bytes[kPlans];
-  bool poison;                 // fill the arena with NaN before each step
+  bool poison;  // fill the arena with NaN before each step
 };
 
 struct Span {
-  int node;                    // -1: preparation
-  double seconds, wait;        // of worker 0; wait is the barrier before
+  int node;              // -1: preparation
+  double seconds, wait;  // of worker 0; wait is the barrier before
 };
 
 class Program {
@@ -100,16 +113,18 @@ class Program {
   void run(const Batch& batch, const SampledArrays& out, std::vector<Span>* spans);
 
   const ProgramSpec& spec() const { return spec_; }
-  const float* logits() const;             // [rows of the last run][vocab], valid until the next run
+  const float* logits() const;  // [rows of the last run][vocab], valid until the next run
   int logit_rows() const { return last_rows_; }
   size_t arena_bytes() const { return arena_.bytes(); }
 
-  // For checks of single nodes: a value of the last run as float32 [rows][cols], rounded types decoded.
-  int value_rows(int value) const { return spec_.values[static_cast<size_t>(value)].logit_rows ? last_rows_ : last_tokens_; }
-  void read(int value, float* out) const;
+  // For checks of single nodes: a value of the last run [rows][cols], rounded types decoded exactly.
+  int value_rows(int value) const {
+    return spec_.values[static_cast<size_t>(value)].logit_rows ? last_rows_ : last_tokens_;
+  }
+  void read(int value, double* out) const;
 
  private:
-  struct Step;                 // what the workers of one run share
+  struct Step;  // what the workers of one run share
   struct alignas(64) Counter {
     std::atomic<int> next{0};
   };
@@ -137,11 +152,11 @@ class Program {
   ProgramSpec spec_;
   Memory arena_;
   std::vector<Weight> weights_;
-  std::deque<AttnPlan> attn_plans_;     // one per KV group and number of heads
-  std::vector<int> attn_plan_of_;       // per node
-  std::vector<std::vector<float>> cos_, sin_;      // per rope [T][rot / 2]
-  std::vector<std::vector<int32_t>> slots_;        // per group [T] block of the token
-  std::vector<Counter> counters_;       // per node: next attention item, or row to sample
+  std::deque<AttnPlan> attn_plans_;            // one per KV group and number of heads
+  std::vector<int> attn_plan_of_;              // per node
+  std::vector<std::vector<float>> cos_, sin_;  // per rope [T][rot / 2]
+  std::vector<std::vector<int32_t>> slots_;    // per group [T] block of the token
+  std::vector<Counter> counters_;              // per node: next attention item, or row to sample
   std::vector<Worker> workers_;
   int last_tokens_ = 0, last_rows_ = 0, last_plan_ = 0;
 };

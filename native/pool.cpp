@@ -13,9 +13,9 @@
 namespace octavo {
 namespace {
 
-constexpr int kPauses = 2000;           // about 40 us; a balanced barrier takes well under 1 us
-constexpr int kBarrierWaitUs = 100;     // then sleep: the other worker lost its processor
-constexpr int kBetweenRunsWaitUs = 200; // a wake takes 20-30 us, so stay awake while steps follow each other
+constexpr int kPauses = 2000;            // about 40 us; a balanced barrier takes well under 1 us
+constexpr int kBarrierWaitUs = 100;      // then sleep: the other worker lost its processor
+constexpr int kBetweenRunsWaitUs = 200;  // a wake takes 20-30 us, so stay awake while steps follow each other
 constexpr int kMaxWorkers = 256;
 
 void pause() {
@@ -55,7 +55,8 @@ void Pool::Word::set(uint32_t v) {
 
 Pool::Pool(int workers, const std::vector<int>& cpus) : size_(workers) {
   if (workers < 1 || workers > kMaxWorkers)
-    throw std::invalid_argument("num_threads must be in 1.." + std::to_string(kMaxWorkers) + "; got " + std::to_string(workers));
+    throw std::invalid_argument("num_threads must be in 1.." + std::to_string(kMaxWorkers) + "; got " +
+                                std::to_string(workers));
   if (!cpus.empty() && static_cast<int>(cpus.size()) < workers)
     throw std::invalid_argument("cpus names fewer processors than there are threads");
   threads_.reserve(static_cast<size_t>(workers));

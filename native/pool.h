@@ -27,8 +27,7 @@ class Pool {
   int size() const { return size_; }
 
   // Calls body(worker) on every worker and returns when all have. One run at a time; body must not throw.
-  template <class Body>
-  void run(Body&& body) {
+  template <class Body> void run(Body&& body) {
     start([](void* b, int worker) { (*static_cast<std::remove_reference_t<Body>*>(b))(worker); }, &body);
   }
 

@@ -14,7 +14,7 @@ from octavo.backends import threads
 from octavo.backends.base import F32, SMALL_T, Limits, StepBatch, StepHandle, StepResult, TraceSpan
 from octavo.backends.cpu_lower import Lowered, lower
 from octavo.graph.fuse import fuse
-from octavo.graph.ir import DType, Dim, Graph, KvGroup, Value, WeightPart
+from octavo.graph.ir import Dim, DType, Graph, KvGroup, Value, WeightPart
 from octavo.graph.plan import align, plan
 from octavo.graph.verify import verify
 from octavo.weights.formats import dequantise, to_native
@@ -161,11 +161,11 @@ class CpuProgram:
             spans.append(TraceSpan(name, layer, seconds, wait))
         return spans
 
-    def read(self, value: Value) -> F32:
-        """[rows, cols] of a root value after a run, rounded types decoded. Valid only where nothing overlaid it."""
-        out = np.empty((self._program.value_rows(self._lowered.values[value]), value.cols), np.float32)
+    def read(self, value: Value) -> NDArray[Any]:
+        """[rows, cols] of a root value after a run: float32, A8 decoded to float64. Valid where nothing overlaid it."""
+        out = np.empty((self._program.value_rows(self._lowered.values[value]), value.cols), np.float64)
         self._program.read(self._lowered.values[value], out)
-        return out
+        return out if value.dtype is DType.A8 else out.astype(np.float32)
 
     def _run(self, batch: StepBatch, timed: bool) -> tuple[StepResult, list[tuple[int, float, float]]]:
         rows = len(batch.logit_rows)

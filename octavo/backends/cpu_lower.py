@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from octavo import _native
 from octavo.backends.base import SMALL_T, Limits
 from octavo.graph import ops
-from octavo.graph.ir import DType, Dim, Graph, Kind, Node, Value, WeightPart
+from octavo.graph.ir import Dim, DType, Graph, Kind, Node, Value, WeightPart
 from octavo.graph.plan import Plan
 from octavo.graph.verify import GraphError
 
@@ -75,7 +75,9 @@ class _Lowering:
         root = v.root
         if root not in self.values:
             offsets = [p.offsets[root] for p in self._plans]
-            self.values[root] = self._spec.add_value(root.name, root.dtype.value, root.rows.sym == "R", root.cols, *offsets)
+            self.values[root] = self._spec.add_value(
+                root.name, root.dtype.value, root.rows.sym == "R", root.cols, *offsets
+            )
         return _native.Operand(self.values[root], v.start, v.cols)
 
     def matrices(self, weight: Value) -> list[int]:
@@ -117,7 +119,8 @@ def _embed(low: _Lowering, native: _native.Node, node: Node, _: ops.Embed) -> No
 
 def _norm(low: _Lowering, native: _native.Node, node: Node, a: ops.RmsNorm | ops.NormRound) -> None:
     x, weight = node.ins
-    native.a, native.vector, native.eps, native.out = low.operand(x), low.vector(weight), a.eps, low.operand(node.outs[0])
+    native.a, native.out = low.operand(x), low.operand(node.outs[0])
+    native.vector, native.eps = low.vector(weight), a.eps
 
 
 def _round(low: _Lowering, native: _native.Node, node: Node, _: ops.Round) -> None:

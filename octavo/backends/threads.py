@@ -67,11 +67,11 @@ def _cpu_groups(root: Path) -> Iterator[tuple[Path, int]]:
         version = 2 if kind.startswith("cgroup2 ") else 1 if kind.startswith("cgroup ") else 0
         if version not in paths or (version == 1 and "cpu" not in kind.split()[-1].split(",")):
             continue
-        path = PurePosixPath(paths[version])
-        if path.is_relative_to(mounted):
-            path = PurePosixPath("/") / path.relative_to(mounted)
+        own = PurePosixPath(paths[version])
+        if own.is_relative_to(mounted):
+            own = PurePosixPath("/") / own.relative_to(mounted)
         top = root / mount_point.lstrip("/")
-        for ancestor in (path, *path.parents):
+        for ancestor in (own, *own.parents):
             yield top / str(ancestor).lstrip("/"), version
 
 

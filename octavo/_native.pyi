@@ -1,0 +1,105 @@
+"""The native module (native/module.cpp). Arrays are C-contiguous; ValueError names what is wrong."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.base import StepBatch
+
+def isa_levels() -> list[str]:
+    """Kernel levels this machine can run, lowest first."""
+
+def packed_bytes(format: str, n: int, k: int) -> int: ...
+def pack(pool: Pool, memory: Memory, offset: int, format: str, data: NDArray[np.uint8], k: int) -> None:
+    """Pack data [n, bytes per row], in the form that native/pack.h says for `format`, to a place of zeros in `memory`."""
+
+class Pool:
+    """Worker threads; the thread that runs a program is the first of them. `cpus`: empty, or one per thread to pin to."""
+
+    def __init__(self, num_threads: int, cpus: Sequence[int]) -> None: ...
+    @property
+    def num_threads(self) -> int: ...
+
+class Memory:
+    """Zeroed address space, touched on use. MemoryError when it is refused."""
+
+    def __init__(self, num_bytes: int, huge_pages: bool) -> None: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def touched_bytes(self) -> int: ...
+    def view(self, offset: int, num_bytes: int) -> NDArray[np.uint8]:
+        """Writable; keeps the memory alive."""
+
+class Operand:
+    """Columns [start, start + cols) of a value."""
+
+    def __init__(self, value: int, start: int, cols: int) -> None: ...
+
+class Node:
+    """One instruction; native/plan.cpp says which fields each operation uses."""
+
+    def __init__(self, op: str, layer: int) -> None: ...
+    a: Operand
+    b: Operand
+    c: Operand
+    out: Operand
+    weights: list[int]
+    vector: int
+    eps: float
+    scale: float
+    heads: int
+    head_dim: int
+    group: int
+    group_layer: int
+    rope: int
+    neox: bool
+    def set_barriers(self, small: bool, full: bool) -> None: ...
+
+class ProgramSpec:
+    """What a program is compiled from. The add_* methods return the index of what they added."""
+
+    def __init__(
+        self,
+        max_tokens: int,
+        max_rows: int,
+        max_seqs: int,
+        max_model_len: int,
+        vocab: int,
+        small_tokens: int,
+        poison: bool,
+    ) -> None: ...
+    def add_value(
+        self, name: str, act: str, logit_rows: bool, cols: int, small_offset: int, full_offset: int
+    ) -> int: ...
+    def add_weight(self, name: str, memory: Memory, offset: int, format: str, n: int, k: int) -> int: ...
+    def add_group(
+        self, memory: Memory, kv_type: str, layers: int, kv_heads: int, head_dim: int, num_blocks: int
+    ) -> int: ...
+    def add_rope(self, inv_freq: Sequence[float], scale: float) -> int: ...
+    def add_node(self, node: Node) -> None: ...
+    def set_arena(self, small_bytes: int, full_bytes: int) -> None: ...
+
+class Program:
+    def __init__(self, pool: Pool, isa: str, spec: ProgramSpec) -> None: ...
+    @property
+    def arena_bytes(self) -> int: ...
+    def run(
+        self,
+        batch: StepBatch,
+        token_ids: NDArray[np.int32],
+        logprobs: NDArray[np.float32],
+        ranks: NDArray[np.int32],
+        top_ids: NDArray[np.int32],
+        top_logprobs: NDArray[np.float32],
+        invalid: NDArray[np.bool_],
+        timed: bool,
+    ) -> list[tuple[int, float, float]]:
+        """Fill the result arrays. Timed: (node, seconds, wait) of worker 0, node -1 for the preparation."""
+
+    def logits(self) -> NDArray[np.float32]:
+        """A view, valid until the next run."""
+
+    def value_rows(self, value: int) -> int: ...
+    def read(self, value: int, out: NDArray[np.float64]) -> None: ...
