@@ -246,15 +246,14 @@ class KvCache:
             assert len(held) + len(cached) + len(free) == pool.num_blocks == len(held | set(cached) | free)
             assert sum(filled) == pool.num_filled, "filled slots"
             index.check()
+            assert all(block in index for block in cached), "a cached block is not indexed"
+            assert all(block not in index and pool.filled[block] == 0 for block in free), "a free block is in use"
             order = {block: i for i, block in enumerate(cached)}
-            for block in range(pool.num_blocks):
-                assert (block in order) <= (block in index), f"block {block} is cached but not indexed"
-                assert (block in free) <= (block not in index and pool.filled[block] == 0), f"free block {block} in use"
-                if block in index:
-                    assert pool.filled[block] >= len(index.node(block).token_ids)
-                    parent = index.parent_block(block)
-                    if parent is not None and parent in order:
-                        assert order.get(block, len(order)) < order[parent], "a parent would be evicted first"
+            for block, node in index.nodes():
+                assert pool.filled[block] >= len(node.token_ids)
+                parent = index.get(node.parent)
+                if parent in order:
+                    assert order.get(block, len(order)) < order[parent], "a parent would be evicted first"
         assert all(request in requests for request in self._coming.values())
 
     # Inside

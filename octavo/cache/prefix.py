@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 Key = bytes
@@ -92,12 +92,9 @@ class PrefixIndex:
                 return block
         return None
 
-    def node(self, block: int) -> Node:
-        return self._nodes[self._keys[block]]
-
-    def parent_block(self, block: int) -> int | None:
-        """The block before this one in its chain; None for a first block."""
-        return self.get(self.node(block).parent)
+    def nodes(self) -> Iterator[tuple[int, Node]]:
+        """Every indexed block, and what it holds."""
+        return ((node.block, node) for node in self._nodes.values())
 
     def check(self) -> None:
         """Raise AssertionError where the three maps disagree, a key is not its content's, or a chain is broken."""
@@ -106,8 +103,9 @@ class PrefixIndex:
         for key, node in self._nodes.items():
             assert key == chain_key(node.parent, node.token_ids)
             assert node.parent == self.root or node.parent in self._nodes, f"block {node.block} lost its parent"
-            siblings = self._children[node.parent]
-            assert (node.token_ids, node.block) in siblings and siblings == sorted(siblings)
+        for parent, siblings in self._children.items():
+            assert siblings == sorted(siblings)
+            assert all(self._nodes[self._keys[block]][1:] == (parent, token_ids) for token_ids, block in siblings)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -53,7 +53,7 @@ class Scheduler:
         assert 1 <= limits.max_seqs <= min(limits.max_tokens, limits.max_rows), "each sequence can draw in each step"
         self._cache = cache
         self._limits = limits
-        self._live: dict[tuple[str, int], Live] = {}
+        self._live: dict[str, dict[int, Live]] = {}  # by id, then choice
         self._waiting: list[Live] = []  # sorted by order
         self._running: list[Live] = []  # by admission
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
@@ -68,7 +68,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. ValueError where it could never run; its id and choice must not be live."""
-        assert request.key not in self._live
+        assert request.choice not in self._live.get(request.id, ())
         num_tokens = self._max_computed(request)
         if not self._cache.fits(num_tokens):
             raise ValueError(
@@ -76,14 +76,15 @@ class Scheduler:
             )
         self._num_added += 1
         order = (-request.priority, request.arrival, self._num_added, request.choice)
-        live = self._live[request.key] = Live(request, order, num_tokens)
+        live = Live(request, order, num_tokens)
+        self._live.setdefault(request.id, {})[request.choice] = live
         bisect.insort(self._waiting, live, key=_order)
 
     def abort(self, id: str, choice: int = -1) -> list[Request]:
         """End a request, or one choice of it, in any state. Blocks that a step in flight writes are freed with its end."""
         ended = []
-        for live in [live for (i, c), live in self._live.items() if i == id and choice in (-1, c)]:
-            if live.request.finish_reason is None:
+        for live in list(self._live.get(id, {}).values()):
+            if choice in (-1, live.request.choice) and live.request.finish_reason is None:
                 live.request.finish_reason = FinishReason.ABORT
                 ended.append(live.request)
                 if self._in_step and live.slot >= 0:
@@ -93,7 +94,8 @@ class Scheduler:
         return ended
 
     def is_live(self, id: str) -> bool:
-        return any(i == id for i, _ in self._live)
+        """Whether a choice of this request waits or runs."""
+        return id in self._live
 
     @property
     def has_work(self) -> bool:
@@ -129,7 +131,7 @@ class Scheduler:
         updates = []
         for work in step.work:
             request = work.request
-            live = self._live[request.key]
+            live = self._live[request.id][request.choice]
             if request.finish_reason is not None:  # aborted meanwhile
                 rows.skip(work)
                 continue
@@ -170,8 +172,9 @@ class Scheduler:
     def check(self) -> None:
         """Raise AssertionError unless requests, slots, queues and cache agree."""
         assert sorted(map(_order, self._waiting)) == list(map(_order, self._waiting))
-        assert {*self._waiting, *self._running} == set(self._live.values())
-        assert len(self._waiting) + len(self._running) == len(self._live)
+        lives = [live for choices in self._live.values() for live in choices.values()]
+        assert {*self._waiting, *self._running} == set(lives)
+        assert len(self._waiting) + len(self._running) == len(lives)
         slots = [live.slot for live in self._running]
         assert sorted(slots + self._slots) == list(range(self._limits.max_seqs))
         for live in self._waiting:
@@ -179,7 +182,7 @@ class Scheduler:
         for live in self._running:
             request = live.request
             assert 0 <= request.num_cached <= request.num_computed <= request.num_tokens
-        self._cache.check(live.request for live in self._live.values())
+        self._cache.check(live.request for live in lives)
 
     # Inside
 
@@ -294,7 +297,10 @@ class Scheduler:
         else:
             self._leave(live)
         self._cache.forget(live.request)
-        del self._live[live.request.key]
+        choices = self._live[live.request.id]
+        del choices[live.request.choice]
+        if not choices:
+            del self._live[live.request.id]
 
     def _count(self, live: Live, work: Work) -> None:
         known = min(work.stop, live.high_water)
