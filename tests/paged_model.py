@@ -7,6 +7,7 @@ table. So a request draws other tokens as soon as one slot that it reads is not 
 from __future__ import annotations
 
 import numpy as np
+
 from octavo.backends.base import BLOCK_SIZE, SamplingArrays, StepBatch, StepResult
 from octavo.request import Request
 from octavo.sampling.definition import noise_key

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 
 import pytest
+
 from octavo.backends import base
 from octavo.cache.blocks import BLOCK_SIZE, BlockPool, blocks_for
 from octavo.cache.kv import KvCache
@@ -119,7 +120,7 @@ def test_reuse_is_exact_to_the_token() -> None:
     tokens = list(range(40))
     run(cache, make("a", tokens))
     for cut in range(1, 40):
-        assert run(cache, make(f"r{cut}", tokens[:cut] + [99, 98])) == cut
+        assert run(cache, make(f"r{cut}", [*tokens[:cut], 99, 98])) == cut
 
 
 def test_nothing_is_shared_when_disabled_or_differently_seeded() -> None:

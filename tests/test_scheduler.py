@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+
 from octavo.backends.base import Limits, StepResult
 from octavo.cache.kv import KvCache
 from octavo.request import FinishReason, Request, SamplingParams
