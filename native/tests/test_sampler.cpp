@@ -27,10 +27,12 @@ uint32_t mix32(uint32_t x) {
   x = (x ^ (x >> 15)) * 0x846ca68bu;
   return x ^ (x >> 16);
 }
-double gumbel(uint64_t key, int position, int id) {
+uint32_t noise_bits(uint64_t key, int position, int id) {
   const uint64_t row = mix64(key + (static_cast<uint64_t>(position) + 1) * 0x9E3779B97F4A7C15u);
-  const uint32_t h = mix32(mix32(static_cast<uint32_t>(id) ^ static_cast<uint32_t>(row)) + static_cast<uint32_t>(row >> 32)) >> 1;
-  return -std::log(-std::log1p(-(h + 0.5) * 0x1p-31));
+  return mix32(mix32(static_cast<uint32_t>(id) ^ static_cast<uint32_t>(row)) + static_cast<uint32_t>(row >> 32)) >> 1;
+}
+double gumbel(uint64_t key, int position, int id) {
+  return -std::log(-std::log1p(-(noise_bits(key, position, id) + 0.5) * 0x1p-31));
 }
 
 std::vector<float> random_logits(int n, double sigma, uint64_t seed) {
@@ -101,6 +103,11 @@ Expected expected_draw(const std::vector<float>& x, float max, float inverse, ui
 }
 
 void test_draw(const Kernels& k) {
+  // The same numbers are in tests/test_sampling.py.
+  const uint64_t golden = 12274428000360223401u;
+  CHECK(noise_bits(0, 0, 0) == 2102044300 && noise_bits(0, 0, 1) == 299490486 && noise_bits(0, 0, 49151) == 814782582);
+  CHECK(noise_bits(golden, 7, 0) == 1035484563 && noise_bits(golden, 7, 1) == 1695044734 && noise_bits(golden, 7, 49151) == 2000135309);
+  CHECK(noise_bits(~uint64_t{0}, 0x7fffffff, 1 << 18) == 933647129);
   int clear = 0, all = 0;
   for (int n : kSizes)
     for (uint64_t key = 0; key < 20; key++) {
