@@ -75,15 +75,13 @@ def test_a8_of_zeros_tiny_values_ties_and_nan() -> None:
     assert np.isnan(decoded[0, 96:]).all()
 
 
-def test_linear_of_stacked_parts_and_bf16_weights() -> None:
+def test_linear_of_stacked_parts() -> None:
     rng = np.random.default_rng(0)
     x, a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 9), (5, 9), (2, 9)))
     bias = rng.standard_normal((1, 7)).astype(np.float32)
-    got = meaning.linear(x, [a, b], bias, DType.F32)
+    got = meaning.linear(x, [a, b], bias)
     want = (x.astype(np.float64) @ np.concatenate([a, b]).T).astype(np.float32) + bias
-    np.testing.assert_array_equal(got, want)
-    wide = meaning.linear(x, [a], None, DType.BF16)
-    np.testing.assert_array_equal(wide, meaning.linear(x, [meaning.round_bf16(a)], None, DType.F32))
+    np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 @pytest.mark.parametrize("neox", [True, False])

@@ -149,7 +149,7 @@ def _round(run: Interpreter, node: Node, _: ops.Round) -> NDArray[Any]:
 def _linear(run: Interpreter, node: Node, _: ops.Linear) -> F32:
     x, weight, *bias = node.ins
     stacked = [run.weights[p.name] for p in weight.parts]
-    return meaning.linear(run.get(x), stacked, run.get(bias[0]) if bias else None, x.dtype)
+    return meaning.linear(run.get(x), stacked, run.get(bias[0]) if bias else None)
 
 
 def _rope(run: Interpreter, node: Node, a: ops.Rope) -> F32:

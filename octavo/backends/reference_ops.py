@@ -67,15 +67,14 @@ def rms_norm(x: F32, weight: F32, eps: float) -> F32:
     return x * factor * weight
 
 
-def linear(x: Array, weights: list[F32], bias: F32 | None, dtype: DType) -> F32:
-    """x[n, K] through stacked weights [N_i, K] -> [n, sum N_i]. With BF16 inputs the weights are bf16 values too."""
+def linear(x: Array, weights: list[F32], bias: F32 | None) -> F32:
+    """x[n, K] through stacked weights [N_i, K] -> [n, sum N_i]."""
     wide = x.astype(np.float64)
     columns = []
     for w in weights:
         for start in range(0, len(w), _ROWS_AT_ONCE):
-            some = w[start : start + _ROWS_AT_ONCE]
-            some = round_bf16(some) if dtype is DType.BF16 else some
-            columns.append((wide @ some.astype(np.float64).T).astype(np.float32))
+            some = w[start : start + _ROWS_AT_ONCE].astype(np.float64)
+            columns.append((wide @ some.T).astype(np.float32))
     y: F32 = np.concatenate(columns, axis=1)
     return y if bias is None else y + bias
 

@@ -47,7 +47,7 @@ class Linear(Attrs):
     """(x[n,K], weight[N,K]) or (x, weight, bias[1,N]) -> y f32[n,N]: x @ weight.T + bias.
 
     x's dtype says how the product is computed: F32 (float32 FMA), BF16 (bf16 products), A8 (int8 groups of 32).
-    Reduced over K in one order whatever n (P1).
+    The weight keeps its exact value whatever x is rounded to. Reduced over K in one order whatever n (P1).
     """
 
     op = "linear"
