@@ -155,7 +155,7 @@ class KvCache:
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Extend the tables to hold `num_tokens`, evicting cached blocks where needed. All or nothing."""
         wanted = blocks_for(num_tokens)
-        if all(len(table) >= wanted for table in request.tables):
+        if min(map(len, request.tables)) >= wanted:
             return True
         for table, group in zip(request.tables, self.groups, strict=True):
             if wanted - len(table) > group.pool.num_available:
@@ -168,11 +168,14 @@ class KvCache:
     def advance(self, request: Request, num_computed: int) -> None:
         """The tokens up to `num_computed` are in the cache now: count them, publish the blocks that became full."""
         start, request.num_computed = request.num_computed, num_computed
-        for i in range(start // BLOCK_SIZE, blocks_for(num_computed)):
-            for table, group in zip(request.tables, self.groups, strict=True):
-                group.pool.set_filled(table[i], min(BLOCK_SIZE, num_computed - i * BLOCK_SIZE))
+        first, last = start // BLOCK_SIZE, num_computed // BLOCK_SIZE
+        for table, group in zip(request.tables, self.groups, strict=True):
+            for block in table[first:last]:
+                group.pool.set_filled(block, BLOCK_SIZE)
+            if num_computed > last * BLOCK_SIZE:
+                group.pool.set_filled(table[last], num_computed - last * BLOCK_SIZE)
         if self.enabled:
-            for i in range(start // BLOCK_SIZE, num_computed // BLOCK_SIZE):
+            for i in range(first, last):
                 self._publish(request, i)
             if start < len(request.prompt_ids) <= num_computed:
                 self._publish_prompt_tail(request)

@@ -234,32 +234,28 @@ class Scheduler:
 
     def _admit(self, draft: Draft) -> None:
         """Admit the waiting in order, each only where all it has to compute, and one token more, could be held now."""
-        passed: list[Live] = []
+        if not self._waiting or not self._slots:
+            return
+        passed: list[Live] = []  # they wait for blocks that another is computing: equal prefixes are computed once
         num_seen = 0
         num_reserved = sum(map(self._reserved, self._running))
         for live in self._waiting:
             if draft.num_tokens < 1 or draft.num_rows < 1 or not self._slots:
                 break
             request = live.request
-            if live.awaits is not None and self._cache.is_coming(live.awaits):
+            if live.awaits is None or not self._cache.is_coming(live.awaits):
+                limit = self._reusable(request)
+                match = self._cache.match(request, limit)
+                live.awaits = self._cache.awaited(request, match, limit)
+                if live.awaits is None:
+                    num_tokens = min(request.num_tokens + 1, live.max_computed)
+                    if not self._cache.admit(request, match, num_tokens, num_reserved):
+                        break
+                    self._join(live, draft)
+                    num_reserved += self._reserved(live)
+            if live.awaits is not None:
                 passed.append(live)
-                num_seen += 1
-                continue
-            limit = self._reusable(request)
-            match = self._cache.match(request, limit)
-            live.awaits = self._cache.awaited(request, match, limit)
-            if live.awaits is not None:  # equal prefixes are computed once
-                passed.append(live)
-                num_seen += 1
-                continue
-            if not self._cache.admit(request, match, min(request.num_tokens + 1, live.max_computed), num_reserved):
-                break
             num_seen += 1
-            self._join(live)
-            work = draft.portion(request, live.slot)
-            assert work is not None and self._cache.grow(request, work.stop), "admission counted tokens and blocks"
-            draft.add(work)
-            num_reserved += self._reserved(live)
         self._waiting[:num_seen] = passed
 
     def _reserved(self, live: Live) -> int:
@@ -277,10 +273,15 @@ class Scheduler:
             return num_scored
         return request.num_tokens - 1
 
-    def _join(self, live: Live) -> None:
+    def _join(self, live: Live, draft: Draft) -> None:
+        """An admitted request begins to run in the step that is being made, where its copies are due."""
         request = live.request
         live.slot = self._slots.pop()
         self._running.append(live)
+        work = draft.portion(request, live.slot)
+        if work is None or not self._cache.grow(request, work.stop):
+            raise AssertionError("admission counts tokens and blocks")
+        draft.add(work)
         if request.num_preemptions == 0:
             live.num_cached = live.high_water = request.num_cached
             self._counters["cached_tokens"] += request.num_cached
@@ -303,12 +304,15 @@ class Scheduler:
             del self._live[live.request.id]
 
     def _count(self, live: Live, work: Work) -> None:
-        known = min(work.stop, live.high_water)
-        self._counters["recomputed_tokens"] += max(0, known - work.start)
-        new_start = max(work.start, live.high_water)
-        self._counters["prompt_tokens"] += max(0, min(work.stop, len(work.request.prompt_ids)) - new_start)
+        start, stop, high_water = work.start, work.stop, live.high_water
+        if start < high_water:
+            self._counters["recomputed_tokens"] += min(stop, high_water) - start
+            start = high_water
+        if start < stop:
+            live.high_water = stop
+            if start < (num_prompt := len(work.request.prompt_ids)):
+                self._counters["prompt_tokens"] += min(stop, num_prompt) - start
         self._counters["output_tokens"] += work.draws
-        live.high_water = max(live.high_water, work.stop)
 
     @staticmethod
     def _finish_reason(live: Live) -> FinishReason | None:
