@@ -27,7 +27,7 @@ F64 = NDArray[np.float64]
 
 C = 4.0
 U32 = 2.0**-24
-U_KV = {DType.BF16: 2.0**-9, DType.F32: U32}
+U_KV = {DType.BF16: 2.0**-8, DType.F32: U32}  # bf16 has 8 significant bits
 EXP_ERROR = 4e-7
 """Relative error of a kernel's exponential (native/math.inl: 2e-7), twice."""
 
@@ -184,8 +184,7 @@ def _attention(run: Interpreter, node: Node, a: ops.Attention) -> F64:
             scaled = _norms(q[first:last, head]) * a.scale * meaning.LOG2_E
             score_error = C * U32 * np.sqrt(a.head_dim) * scaled * _norms(keys).max()
             relative = 2 * np.log(2) * score_error + EXP_ERROR + C * U32 * np.sqrt(len(keys))
-            # Rounding errors of probabilities that differ in sign add like a root of a sum; one alone dominates at most.
-            relative += 2 * U_KV[dtype]
+            relative += 2 * U_KV[dtype]  # both sides round, where they differ by a step at most
             tolerance[first:last, head] = relative[:, None] * mean_abs[:, head]
     return np.asarray(tolerance.reshape(len(q), -1))
 
