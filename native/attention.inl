@@ -86,12 +86,15 @@ VEC_INLINE void score_panels(const uint32_t* q, int words, const Pages& pages, i
 }
 
 template <class Kv, int R, int P>
-VEC_INLINE void score_tile_from(const uint32_t* q, int words, const Pages& pages, int first, int done, int panels, float* out) {
+VEC_INLINE void score_tile_from(const uint32_t* q, int words, const Pages& pages, int first, int done, int panels,
+                                float* out) {
   for (; done + P <= panels; done += P) score_panels<Kv, R, P>(q, words, pages, first + done, out + done * 16);
   if constexpr (P > 1) score_tile_from<Kv, R, P / 2>(q, words, pages, first, done, panels, out);
 }
 
-constexpr int panels_at_once(int rows) { return kChains >= 8 * rows ? 8 : kChains >= 4 * rows ? 4 : kChains >= 2 * rows ? 2 : 1; }
+constexpr int panels_at_once(int rows) {
+  return kChains >= 8 * rows ? 8 : kChains >= 4 * rows ? 4 : kChains >= 2 * rows ? 2 : 1;
+}
 
 // Softmax of a row over its first n >= 1 tokens of a tile: probabilities relative to the maximum so far, zeros up to
 // token `stop`. Returns the factor by which what was summed before shrinks.
@@ -131,8 +134,8 @@ VEC_INLINE float softmax_row(float* s, typename Kv::Element* p, int n, int stop,
 // acc[r][16 * v ..] = acc * factor[r] + sum over tokens of p[r] * V for R rows and N vectors of 16 dimensions from
 // dimension `dim0`. p[r * ldp + word]. `next` (may be null): blocks whose keys are prefetched.
 template <class Kv, int R, int N>
-VEC_INLINE void add_values(const uint32_t* p, const float* factor, int words, const Pages& pages, int first, int dim, int dim0,
-                           const int32_t* next, int num_next, float* out) {
+VEC_INLINE void add_values(const uint32_t* p, const float* factor, int words, const Pages& pages, int first, int dim,
+                           int dim0, const int32_t* next, int num_next, float* out) {
   constexpr int kWords = kBlock / Kv::kPer;  // words of a block, per row
   constexpr int ldp = kKvTile / Kv::kPer;
   f32x16 acc[R][N];
@@ -162,15 +165,17 @@ VEC_INLINE void add_values(const uint32_t* p, const float* factor, int words, co
 constexpr int vectors_at_once(int rows) { return kChains >= 4 * rows ? 4 : kChains >= 2 * rows ? 2 : 1; }
 
 template <class Kv, int R, int N>
-VEC_INLINE void add_all_values(const uint32_t* p, const float* factor, int words, const Pages& pages, int first, int dim, int dim0,
-                               const int32_t* next, int num_next, float* out) {
+VEC_INLINE void add_all_values(const uint32_t* p, const float* factor, int words, const Pages& pages, int first,
+                               int dim, int dim0, const int32_t* next, int num_next, float* out) {
   for (; dim0 + N * 16 <= dim; dim0 += N * 16)
     add_values<Kv, R, N>(p, factor, words, pages, first, dim, dim0, next, num_next, out);
   if constexpr (N > 1) add_all_values<Kv, R, N / 2>(p, factor, words, pages, first, dim, dim0, next, num_next, out);
 }
 
 // Softmax state of a row: unnormalised output (`dim` floats elsewhere), maximum, sum. sum 0: has seen no token.
-struct State { float max, sum; };
+struct State {
+  float max, sum;
+};
 
 // a = a and then b, the state of the split that follows. The only place where splits meet.
 static void merge_state(State& a, float* out_a, const State& b, const float* out_b, int dim) {
@@ -183,7 +188,8 @@ static void merge_state(State& a, float* out_a, const State& b, const float* out
   store(l, add);
   a.sum = first ? b.sum : a.sum * k[0] + b.sum * l[0];
   a.max = top;
-  for (int d = 0; d < dim; d += 16) store(out_a + d, first ? load(out_b + d) : fma(load(out_b + d), add, load(out_a + d) * keep));
+  for (int d = 0; d < dim; d += 16)
+    store(out_a + d, first ? load(out_b + d) : fma(load(out_b + d), add, load(out_a + d) * keep));
 }
 
 // Row tile: rows [row0, row0 + R) of an item, row = token * group + head of the group.
@@ -213,14 +219,15 @@ static void put_rows(const Tile& tile, int rows, const State* states, float* out
     const int heads = dim % 32 ? 2 : 1, width = heads * dim;
     for (int r = 0; r < rows; r += heads)
       for (int d = 0; d < width; d += 32)
-        put32(*tile.args.act, tile.token(r), (int)((tile.column(r) + d) / 32), load(out + r * dim + d), load(out + r * dim + d + 16));
+        put32(*tile.args.act, tile.token(r), (int)((tile.column(r) + d) / 32), load(out + r * dim + d),
+              load(out + r * dim + d + 16));
   }
 }
 
 // One split [token0, token1) of a row tile: out[R][dim] and states from nothing.
 template <class Kv, int R>
-static void attend_split(int dim, const uint32_t* q, const int* seen, const Pages& pages, int token0, int token1, const int32_t* next_split,
-                         State* states, float* out) {
+static void attend_split(int dim, const uint32_t* q, const int* seen, const Pages& pages, int token0, int token1,
+                         const int32_t* next_split, State* states, float* out) {
   alignas(64) float scores[R * kKvTile];
   alignas(64) uint32_t probs[R * kKvTile / Kv::kPer];
   float factor[R];
@@ -257,7 +264,8 @@ __attribute__((noinline)) static void attend_rows(const AttnArgs& args, const At
   for (int r = 0; r < R; r++) {
     const float* from = args.q + tile.token(r) * args.ldq + tile.column(r);
     seen[r] = tile.seen(r);
-    for (int d = 0; d < dim; d += 16) Kv::put((typename Kv::Element*)(q + r * kQueryWords) + d, load(from + d) * set1(args.scale_log2e));
+    for (int d = 0; d < dim; d += 16)
+      Kv::put((typename Kv::Element*)(q + r * kQueryWords) + d, load(from + d) * set1(args.scale_log2e));
   }
   const int end = seen[R - 1];
   for (int s = item.split0; s < item.split1; s++) {
@@ -286,22 +294,16 @@ __attribute__((noinline)) static void attend_rows(const AttnArgs& args, const At
 
 using AttendRows = void (*)(const AttnArgs&, const AttnItem&, int row0);
 
-template <class Kv>
-VEC_INLINE AttendRows rows_kernel(int rows) {
-  switch (rows) {
-    case 1: return attend_rows<Kv, 1>;
-    case 2: return attend_rows<Kv, 2>;
-    case 3: if constexpr (kTileRows > 2) return attend_rows<Kv, 3>; break;
-    case 4: if constexpr (kTileRows > 2) return attend_rows<Kv, 4>; break;
-    case 5: if constexpr (kTileRows > 4) return attend_rows<Kv, 5>; break;
-    case 6: if constexpr (kTileRows > 4) return attend_rows<Kv, 6>; break;
-    case 7: if constexpr (kTileRows > 4) return attend_rows<Kv, 7>; break;
-    case 8: if constexpr (kTileRows > 4) return attend_rows<Kv, 8>; break;
-    case 10: if constexpr (kTileRows > 4) return attend_rows<Kv, 10>; break;
-    case 12: if constexpr (kTileRows > 4) return attend_rows<Kv, 12>; break;
-  }
+template <class Kv, int R> constexpr AttendRows tile_of() {
+  if constexpr (R <= kTileRows && R != 9 && R != 11) return attend_rows<Kv, R>;
   return nullptr;
 }
+
+template <class Kv>
+constexpr AttendRows kTiles[] = {nullptr,          tile_of<Kv, 1>(), tile_of<Kv, 2>(),  tile_of<Kv, 3>(),
+                                 tile_of<Kv, 4>(), tile_of<Kv, 5>(), tile_of<Kv, 6>(),  tile_of<Kv, 7>(),
+                                 tile_of<Kv, 8>(), nullptr,          tile_of<Kv, 10>(), nullptr,
+                                 tile_of<Kv, 12>()};
 
 // Rows of the next tile: as many as fit, the last two about equal. Even where `left` is even (put_rows).
 VEC_INLINE int next_rows(int left) {
@@ -310,12 +312,11 @@ VEC_INLINE int next_rows(int left) {
   return left == 9 ? 5 : left == 11 ? 6 : left;
 }
 
-template <class Kv>
-VEC_INLINE void attention(const AttnArgs& args, const AttnItem& item) {
+template <class Kv> VEC_INLINE void attention(const AttnArgs& args, const AttnItem& item) {
   const int group = args.heads / args.kv.kv_heads, rows = item.ntok * group;
   for (int row = 0; row < rows;) {
     const int n = next_rows(rows - row);
-    rows_kernel<Kv>(n)(args, item, row);
+    kTiles<Kv>[n](args, item, row);
     row += n;
   }
 }

@@ -1,7 +1,7 @@
 // Passes over one row of logits, and the Gumbel draw. The float64 sums run in blocks of kLogitBlock.
 namespace octavo::VEC_NS {
 
-constexpr int kLogitBlock = 256;     // float32 sums in lanes of 16 values, then float64
+constexpr int kLogitBlock = 256;      // float32 sums in lanes of 16 values, then float64
 constexpr float kMostGumbel = 22.5f;  // noise is at most -log(-log(1 - 2^-32)) = 22.18
 
 VEC_INLINE int vector_lanes(int i, int n) { return n - i < 16 ? n - i : 16; }

@@ -17,7 +17,8 @@ VEC_INLINE float rms_factor(const float* x, int cols, float eps) {
   return 1.f / __builtin_sqrtf(reduce_add(even_sum + odd_sum) / (float)cols + eps);
 }
 
-static void rms_norm(const float* x, int64_t ldx, const float* w, float eps, int cols, float* y, int64_t ldy, int row0, int row1) {
+static void rms_norm(const float* x, int64_t ldx, const float* w, float eps, int cols, float* y, int64_t ldy, int row0,
+                     int row1) {
   for (int r = row0; r < row1; r++) {
     const float* in = x + r * ldx;
     float* out = y + r * ldy;
@@ -28,8 +29,8 @@ static void rms_norm(const float* x, int64_t ldx, const float* w, float eps, int
   }
 }
 
-static void norm_round(const float* x, int64_t ldx, const float* w, float eps, int cols, const Activation& y, int row0, int row1,
-                       int g0, int g1) {
+static void norm_round(const float* x, int64_t ldx, const float* w, float eps, int cols, const Activation& y, int row0,
+                       int row1, int g0, int g1) {
   for (int r = row0; r < row1; r++) {
     const float* in = x + r * ldx;
     const f32x16 factor = set1(rms_factor(in, cols, eps));
@@ -42,7 +43,8 @@ static void norm_round(const float* x, int64_t ldx, const float* w, float eps, i
   }
 }
 
-static void add_rows(const float* a, int64_t lda, const float* b, int64_t ldb, float* y, int64_t ldy, int cols, int row0, int row1) {
+static void add_rows(const float* a, int64_t lda, const float* b, int64_t ldb, float* y, int64_t ldy, int cols,
+                     int row0, int row1) {
   for (int r = row0; r < row1; r++) {
     const float *pa = a + r * lda, *pb = b + r * ldb;
     float* out = y + r * ldy;
@@ -52,7 +54,8 @@ static void add_rows(const float* a, int64_t lda, const float* b, int64_t ldb, f
   }
 }
 
-static void silu_mul(const float* gate, int64_t ldg, const float* up, int64_t ldu, float* y, int64_t ldy, int cols, int row0, int row1) {
+static void silu_mul(const float* gate, int64_t ldg, const float* up, int64_t ldu, float* y, int64_t ldy, int cols,
+                     int row0, int row1) {
   for (int r = row0; r < row1; r++) {
     const float *pg = gate + r * ldg, *pu = up + r * ldu;
     float* out = y + r * ldy;

@@ -27,7 +27,8 @@ struct Row {
   }
 
   void penalize() {
-    for (int i = in.bias_starts[r]; i < in.bias_starts[r + 1]; i++) set(in.bias_ids[i], x[in.bias_ids[i]] + in.bias_values[i]);
+    for (int i = in.bias_starts[r]; i < in.bias_starts[r + 1]; i++)
+      set(in.bias_ids[i], x[in.bias_ids[i]] + in.bias_values[i]);
     const float repetition = in.repetition[r];
     for (int i = in.history_starts[r]; i < in.history_starts[r + 1]; i++) {
       float y = x[in.history_ids[i]];
@@ -81,7 +82,8 @@ struct Row {
     const float min_p = in.min_p[r], top_p = in.top_p[r];
     Cut cut{-kInf, vocab};
     if (min_p > 0)
-      cut.value = static_cast<float>(static_cast<double>(top.max) + std::log(static_cast<double>(min_p)) / static_cast<double>(inverse));
+      cut.value = static_cast<float>(static_cast<double>(top.max) +
+                                     std::log(static_cast<double>(min_p)) / static_cast<double>(inverse));
     int found = -1;  // number of ids collected
     if (top_k > 0 && top_k < vocab) {
       found = collect_first(top, top_k, std::max(cut.value, std::numeric_limits<float>::lowest()));
@@ -102,10 +104,12 @@ struct Row {
       wanted = static_cast<double>(top_p) * all;
       // Tokens more than log(vocab / ((1 - p) all)) below the maximum have less than 1 - p together.
       const double enough = std::log(vocab / ((1 - static_cast<double>(top_p)) * all)) + 1;
-      found = kernels.collect(x, vocab, static_cast<float>(top.max - std::min(6.0, enough) / inverse), scratch.ids.data());
+      found =
+          kernels.collect(x, vocab, static_cast<float>(top.max - std::min(6.0, enough) / inverse), scratch.ids.data());
       if (enough > 6 && mass_of(found, top, inverse) < wanted) {
         const float lowest = std::numeric_limits<float>::lowest();
-        found = kernels.collect(x, vocab, std::max(lowest, static_cast<float>(top.max - enough / inverse)), scratch.ids.data());
+        found = kernels.collect(x, vocab, std::max(lowest, static_cast<float>(top.max - enough / inverse)),
+                                scratch.ids.data());
       }
     }
     return cut_at_mass(found, wanted, top, inverse, cut);
@@ -141,7 +145,9 @@ struct Row {
 
   void score(int token, const LogitMax& top, const SampledArrays& out) {
     const double log_sum = std::log(kernels.sum_exp(x, vocab, top.max, 1));
-    auto logprob = [&](int32_t id) { return static_cast<float>(static_cast<double>(x[id]) - static_cast<double>(top.max) - log_sum); };
+    auto logprob = [&](int32_t id) {
+      return static_cast<float>(static_cast<double>(x[id]) - static_cast<double>(top.max) - log_sum);
+    };
     out.logprobs[r] = logprob(token);
     out.ranks[r] = 1 + kernels.count_before(x, vocab, x[token], token);
     const int count = std::min(in.num_top[r], vocab);
@@ -156,8 +162,8 @@ struct Row {
 
 }  // namespace
 
-void sample_row(const Kernels& kernels, const SamplingArrays& in, int r, float* logits, int vocab, SampleScratch& scratch,
-                const SampledArrays& out) {
+void sample_row(const Kernels& kernels, const SamplingArrays& in, int r, float* logits, int vocab,
+                SampleScratch& scratch, const SampledArrays& out) {
   if (scratch.ids.size() < static_cast<size_t>(vocab)) scratch.ids.resize(vocab);
   Row row{kernels, in, r, logits, vocab, scratch};
   out.token_ids[r] = -1;

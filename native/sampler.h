@@ -48,7 +48,7 @@ struct SampleScratch {
 
 // Draws (or scores the target of) row r from logits[vocab] into row r of out. The logits are changed meanwhile, and are
 // as before on return. Ids in the arrays are < vocab; num_top <= top_width. Allocates only while the scratch grows.
-void sample_row(const Kernels& kernels, const SamplingArrays& in, int r, float* logits, int vocab, SampleScratch& scratch,
-                const SampledArrays& out);
+void sample_row(const Kernels& kernels, const SamplingArrays& in, int r, float* logits, int vocab,
+                SampleScratch& scratch, const SampledArrays& out);
 
 }  // namespace octavo

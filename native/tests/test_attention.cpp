@@ -36,9 +36,18 @@ struct Sequence {
   float scale;
 
   Sequence(KvType type, int context, int group, int dim, uint64_t seed)
-      : type(type), context(context), group(group), dim(dim), heads(group * kKvHeads), q(size_t(context) * heads * dim),
-        k(size_t(context) * kKvHeads * dim), v(k.size()), blocks((context + kBlock - 1) / kBlock), slots(context),
-        positions(context), memory(size_t(kKvHeads) * (blocks.size() + 3) * block_bytes()) {
+      : type(type),
+        context(context),
+        group(group),
+        dim(dim),
+        heads(group * kKvHeads),
+        q(size_t(context) * heads * dim),
+        k(size_t(context) * kKvHeads * dim),
+        v(k.size()),
+        blocks((context + kBlock - 1) / kBlock),
+        slots(context),
+        positions(context),
+        memory(size_t(kKvHeads) * (blocks.size() + 3) * block_bytes()) {
     Random random(seed);
     for (float& x : q) x = random.normal();
     for (float& x : k) x = 1.5f * random.normal();
@@ -55,12 +64,14 @@ struct Sequence {
 
   void write(const Kernels& kernels, int begin, int end) {  // as a step of the tokens [begin, end)
     const int64_t ld = kKvHeads * dim;
-    const KvWriteArgs args{layer, k.data() + begin * ld, ld, v.data() + begin * ld, ld, &positions[begin], &slots[begin], end - begin};
+    const KvWriteArgs args{
+        layer, k.data() + begin * ld, ld, v.data() + begin * ld, ld, &positions[begin], &slots[begin], end - begin};
     kernels.kv_write[int(type)](args, 0, end - begin, 0, kKvHeads);
   }
 
   AttnItem item(int begin, int end, int first) const {  // step rows start at token `first`
-    return {begin - first, end - begin, begin, kHead, 0, (end + kKvSplit - 1) / kKvSplit, blocks.data(), blocks.data(), nullptr};
+    return {begin - first, end - begin,   begin,  kHead, 0, (end + kKvSplit - 1) / kKvSplit,
+            blocks.data(), blocks.data(), nullptr};
   }
   AttnArgs args(int first, float* out, const Activation* act) const {
     const int64_t ld = heads * dim;
@@ -85,8 +96,8 @@ struct Sequence {
     }
     for (double& s : p) sum += s = std::exp2(s - top);
     // A probability: two scores and their difference, 4 units of exp2, and its rounding. The sums: 4 sqrt(n) units.
-    const double relative = std::log(2) * (2 * worst + 2 * kUnit * 64) + 8 * kUnit + (type == KvType::BF16 ? kBf16Unit : 0) +
-                            8 * kUnit * std::sqrt(token + 1.0);
+    const double relative = std::log(2) * (2 * worst + 2 * kUnit * 64) + 8 * kUnit +
+                            (type == KvType::BF16 ? kBf16Unit : 0) + 8 * kUnit * std::sqrt(token + 1.0);
     for (int d = 0; d < dim; d++) {
       double a = 0, b = 0;
       for (int t = 0; t <= token; t++) {
@@ -118,17 +129,19 @@ void test_sequence(const Kernels& kernels, KvType type, int context, int group, 
       const float* got = whole.data() + t * row_floats + size_t(Sequence::kHead * group + g) * dim;
       bool good = true;
       for (int d = 0; d < dim; d++) good &= std::abs(got[d] - y[d]) <= tolerance[d];
-      check::expect(good, "attention %s %s context %d group %d dim %d token %d head %d", kernels.name, what, context, group, dim, t, g);
+      check::expect(good, "attention %s %s context %d group %d dim %d token %d head %d", kernels.name, what, context,
+                    group, dim, t, g);
     }
   auto same = [&](const Guarded<float>& other, const float* data, const char* name) {
-    check::expect(other.intact() && !memcmp(whole.data(), data, floats * 4), "%s: attention %s %s context %d group %d dim %d", name,
-                  kernels.name, what, context, group, dim);
+    check::expect(other.intact() && !memcmp(whole.data(), data, floats * 4),
+                  "%s: attention %s %s context %d group %d dim %d", name, kernels.name, what, context, group, dim);
   };
   CHECK(whole.intact());
 
   Guarded<float> decoded(floats);  // one token an item
   memset(decoded.data(), 0, floats * 4);
-  for (int t = first; t < context; t++) kernels.attention[int(type)](s.args(first, decoded.data(), nullptr), s.item(t, t + 1, first));
+  for (int t = first; t < context; t++)
+    kernels.attention[int(type)](s.args(first, decoded.data(), nullptr), s.item(t, t + 1, first));
   same(decoded, decoded.data(), "one by one");
 
   // Chunks in the order of a real prefill: what comes later is still poison.
@@ -162,13 +175,16 @@ void test_sequence(const Kernels& kernels, KvType type, int context, int group, 
 
   if (group * dim % 32) return;
   for (Act act : {Act::A8, Act::BF16, Act::F32}) {
-    OwnActivation direct(act, rows, int(row_floats)), from_parts(act, rows, int(row_floats)), rounded(act, rows, int(row_floats));
+    OwnActivation direct(act, rows, int(row_floats)), from_parts(act, rows, int(row_floats)),
+        rounded(act, rows, int(row_floats));
     kernels.attention[int(type)](s.args(first, nullptr, &direct.view), item);
-    kernels.attention_merge(s.args(first, nullptr, &from_parts.view), item.tok0, rows, Sequence::kHead, partial.data(), splits);
+    kernels.attention_merge(s.args(first, nullptr, &from_parts.view), item.tok0, rows, Sequence::kHead, partial.data(),
+                            splits);
     const int g0 = Sequence::kHead * group * dim / 32, g1 = g0 + group * dim / 32;
     kernels.round(whole.data(), int64_t(row_floats), rounded.view, 0, rows, g0, g1);
     check::expect(direct.intact() && direct.same_bits(rounded) && from_parts.same_bits(rounded),
-                  "rounded: attention %s %s to %s context %d group %d dim %d", kernels.name, what, check::name_of(act), context, group, dim);
+                  "rounded: attention %s %s to %s context %d group %d dim %d", kernels.name, what, check::name_of(act),
+                  context, group, dim);
   }
 }
 

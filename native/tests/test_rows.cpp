@@ -47,7 +47,8 @@ void test_norm(const Kernels& k) {
       k.norm_round(x.data(), ldx, w.data(), eps, cols, rounded.view, 0, kRows, 0, part);
       k.rms_norm(x.data(), ldx, w.data(), eps, cols, y.data(), ldy, 0, kRows);
       k.round(y.data(), ldy, expected.view, 0, kRows, 0, groups);
-      check::expect(rounded.intact() && rounded.same_bits(expected), "norm_round %s to %s, %d columns", k.name, check::name_of(act), cols);
+      check::expect(rounded.intact() && rounded.same_bits(expected), "norm_round %s to %s, %d columns", k.name,
+                    check::name_of(act), cols);
     }
   }
   std::printf("rms_norm norm_round\n");
@@ -69,7 +70,8 @@ void test_elementwise(const Kernels& k) {
         // exp2: 4 units and its argument's rounding; sum, quotient and product 3. Below e^-87 exp2 has ended: absolute.
         const double relative = (8 + 2 * std::abs(std::min(a[i], 0.f))) * kUnit;
         CHECK(sum[i] == a[i] + b[i]);
-        CHECK(std::abs(product[i] - silu * b[i]) <= relative * std::abs(silu * b[i]) + (a[i] < -86 ? 0x1p-120 * std::abs(double(a[i]) * b[i]) : 0));
+        CHECK(std::abs(product[i] - silu * b[i]) <=
+              relative * std::abs(silu * b[i]) + (a[i] < -86 ? 0x1p-120 * std::abs(double(a[i]) * b[i]) : 0));
       }
       CHECK(std::isnan(sum[r * ld + cols]) && std::isnan(product[r * ld + cols]));
     }
@@ -112,7 +114,8 @@ void test_rope(const Kernels& k) {
         RopeArgs in_place = apart;
         in_place.out = x.data();
         k.rope(in_place, 0, kRows, 1, heads);
-        for (int r = 0; r < kRows; r++) good &= same_bits(&x[r * ld + dim], &y[r * ld + dim], size_t(dim) * (heads - 1));
+        for (int r = 0; r < kRows; r++)
+          good &= same_bits(&x[r * ld + dim], &y[r * ld + dim], size_t(dim) * (heads - 1));
         check::expect(good, "rope %s dim %d rot %d neox %d", k.name, dim, rot, neox);
       }
   std::printf("rope\n");
@@ -142,7 +145,14 @@ void test_kv_write(const Kernels& k, KvType type) {
           for (int64_t i = 0; i < tokens * ld; i++) x[i] = std::round(x[i] * 256) / 256;
       Guarded<uint8_t> memory(3 * heads * block_bytes), in_parts(3 * heads * block_bytes);
       auto args = [&](Guarded<uint8_t>& to) {
-        return KvWriteArgs{{type, to.data(), int64_t(3 * block_bytes), int64_t(block_bytes), heads, dim}, keys.data(), ld, values.data(), ld, positions.data(), slots.data(), tokens};
+        return KvWriteArgs{{type, to.data(), int64_t(3 * block_bytes), int64_t(block_bytes), heads, dim},
+                           keys.data(),
+                           ld,
+                           values.data(),
+                           ld,
+                           positions.data(),
+                           slots.data(),
+                           tokens};
       };
       const auto write = k.kv_write[int(type)];
       write(args(memory), 0, tokens, 0, heads);

@@ -87,7 +87,10 @@ void test_passes(const Kernels& k) {
 }
 
 // The perturbed sums of the kept; the best, and how far the second is behind in units of what float32 may lose.
-struct Expected { int token; bool clear; };
+struct Expected {
+  int token;
+  bool clear;
+};
 Expected expected_draw(const std::vector<float>& x, float max, float inverse, uint64_t key, int position, Cut cut) {
   double best = -INFINITY, second = -INFINITY;
   int token = -1;
@@ -106,7 +109,8 @@ void test_draw(const Kernels& k) {
   // The same numbers are in tests/test_sampling.py.
   const uint64_t golden = 12274428000360223401u;
   CHECK(noise_bits(0, 0, 0) == 2102044300 && noise_bits(0, 0, 1) == 299490486 && noise_bits(0, 0, 49151) == 814782582);
-  CHECK(noise_bits(golden, 7, 0) == 1035484563 && noise_bits(golden, 7, 1) == 1695044734 && noise_bits(golden, 7, 49151) == 2000135309);
+  CHECK(noise_bits(golden, 7, 0) == 1035484563 && noise_bits(golden, 7, 1) == 1695044734 &&
+        noise_bits(golden, 7, 49151) == 2000135309);
   CHECK(noise_bits(~uint64_t{0}, 0x7fffffff, 1 << 18) == 933647129);
   int clear = 0, all = 0;
   for (int n : kSizes)
@@ -154,16 +158,32 @@ Result run(const Kernels& k, std::vector<float>& x, const Settings& s, uint64_t 
   std::vector<float> bias_values;
   for (auto [id, v] : s.bias) bias_ids.push_back(id), bias_values.push_back(v);
   for (auto [id, c] : s.history) history_ids.push_back(id), history_counts.push_back(c);
-  const int32_t bias_starts[] = {0, static_cast<int32_t>(s.bias.size())}, history_starts[] = {0, static_cast<int32_t>(s.history.size())};
-  const SamplingArrays in{&s.temperature, &s.top_k, &s.top_p, &s.min_p, &s.repetition, &s.presence, &s.frequency, &key, &position,
-                          &s.num_top, &s.target, bias_starts, bias_ids.data(), bias_values.data(), history_starts, history_ids.data(),
+  const int32_t bias_starts[] = {0, static_cast<int32_t>(s.bias.size())},
+                history_starts[] = {0, static_cast<int32_t>(s.history.size())};
+  const SamplingArrays in{&s.temperature,
+                          &s.top_k,
+                          &s.top_p,
+                          &s.min_p,
+                          &s.repetition,
+                          &s.presence,
+                          &s.frequency,
+                          &key,
+                          &position,
+                          &s.num_top,
+                          &s.target,
+                          bias_starts,
+                          bias_ids.data(),
+                          bias_values.data(),
+                          history_starts,
+                          history_ids.data(),
                           history_counts.data()};
   const int width = std::max(0, s.num_top);
   Result out{0, 0, 0, 0, std::vector<int32_t>(width + 1, -7), std::vector<float>(width + 1, -7)};
   uint8_t invalid = 9;
   SampleScratch scratch;
   const std::vector<float> before = x;
-  sample_row(k, in, 0, x.data(), static_cast<int>(x.size()), scratch, {&out.token, &out.logprob, &out.rank, out.top_ids.data(), out.top_logprobs.data(), width, &invalid});
+  sample_row(k, in, 0, x.data(), static_cast<int>(x.size()), scratch,
+             {&out.token, &out.logprob, &out.rank, out.top_ids.data(), out.top_logprobs.data(), width, &invalid});
   CHECK(std::equal(x.begin(), x.end(), before.begin(), [](float a, float b) { return a == b || (a != a && b != b); }));
   CHECK(out.top_ids[width] == -7 && out.top_logprobs[width] == -7);
   out.invalid = invalid;
@@ -179,7 +199,8 @@ std::vector<int> expected_kept(const std::vector<float>& x, const Settings& s, b
   const float inverse = std::min(1 / s.temperature, 1e30f);
   if (s.top_k > 0 && s.top_k < static_cast<int>(ids.size())) ids.resize(s.top_k);
   if (s.min_p > 0) {
-    const float floor = static_cast<float>(static_cast<double>(x[ids[0]]) + std::log(static_cast<double>(s.min_p)) / static_cast<double>(inverse));
+    const float floor = static_cast<float>(static_cast<double>(x[ids[0]]) +
+                                           std::log(static_cast<double>(s.min_p)) / static_cast<double>(inverse));
     while (x[ids.back()] < floor) ids.pop_back();
   }
   edge = false;
