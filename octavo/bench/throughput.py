@@ -6,7 +6,7 @@ import random
 import time
 
 from octavo.bench.report import Result, machine, result
-from octavo.config import EngineConfig
+from octavo.config import ConfigError, EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import Add
 from octavo.request import SamplingParams
@@ -15,14 +15,20 @@ from octavo.request import SamplingParams
 def measure(config: EngineConfig, num_prompts: int, input_len: int, output_len: int, repeat: int) -> Result:
     """Total tokens per second, prompt and output. One run to warm up, which is not counted.
 
+    No two prompts begin with the same token, so that nothing can be taken from the prefix cache.
+
     Raises RuntimeError when a run did not compute what it says: a token taken from the cache, or one too few.
     """
     engine = Engine(config)
     draw = random.Random(0)
     params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
+    vocabulary = range(engine.bounds.vocab_size)
+    if num_prompts * (repeat + 1) > len(vocabulary):
+        raise ConfigError(f"the vocabulary has {len(vocabulary)} tokens: too few for so many prompts that all differ")
+    firsts = iter(draw.sample(vocabulary, num_prompts * (repeat + 1)))
     runs = []
     for run in range(repeat + 1):
-        prompts = [[draw.randrange(engine.bounds.vocab_size) for _ in range(input_len)] for _ in range(num_prompts)]
+        prompts = [[next(firsts), *draw.choices(vocabulary, k=input_len - 1)] for _ in range(num_prompts)]
         started = time.perf_counter()
         for p, ids in enumerate(prompts):
             engine.add(Add(f"{run}-{p}", ids, params, seed=0))

@@ -46,17 +46,29 @@ def diff(config: EngineConfig) -> None:
     Exits with 1 at the first value out of tolerance. Example: octavo diff demo
     """
     from octavo.backends.cpu import CpuBackend
+    from octavo.backends.diff import Checked
     from octavo.backends.diff import diff as compare
+    from octavo.models import build_graph
     from octavo.weights.checkpoint import open_checkpoint
 
-    config, _ = resolve(config)
-    backend = CpuBackend(
-        isa=config.isa, num_threads=config.num_threads, activations=config.activations, fuse=config.fuse, reuse=False
-    )
-    report = compare(open_checkpoint(Path(config.model)), config.activations, backend=backend)
-    print("\n".join(report.lines))
-    if report.first_bad is not None:
+    config, name = resolve(config)
+    checkpoint = open_checkpoint(Path(config.model))
+    graph = build_graph(checkpoint, config.activations)
+    backend = CpuBackend(isa=config.isa, num_threads=config.num_threads, fuse=False, reuse=False)
+    worst: dict[str, tuple[int, float]] = {}
+
+    def note(checked: Checked) -> None:
+        count, most = worst.get(checked.node.op, (0, 0.0))
+        worst[checked.node.op] = count + 1, max(most, checked.worst)
+
+    bad = compare(graph, checkpoint, backend, report=note)
+    print(f"{name}: native kernels against the reference, difference in units of the tolerance")
+    for op, (count, most) in worst.items():
+        print(f"  {op:14} {count:6} values  worst {most:.3f}")
+    if bad is not None:
+        print(f"out of tolerance: {bad}")
         sys.exit(1)
+    print("all within tolerance")
 
 
 def pull(
