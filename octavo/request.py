@@ -67,8 +67,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):  # what users of every other engine write
-            msgspec.structs.force_setattr(self, "stop", [self.stop])
+        stop: Any = self.stop
+        if isinstance(stop, str):  # what users of every other engine write
+            msgspec.structs.force_setattr(self, "stop", [stop])
         for name, low, high in _BOUNDS:
             value: Any = getattr(self, name)
             if value is not None and not (low <= value <= high):  # also false for NaN
