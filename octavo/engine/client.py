@@ -43,6 +43,7 @@ class EngineClient:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
         self._streams: weakref.WeakValueDictionary[str, Stream] = weakref.WeakValueDictionary()
+        self._leaving: dict[str, int] = {}  # aborted ids -> choices whose end the engine has not told yet
         self._failed: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -83,7 +84,7 @@ class EngineClient:
         if self.bounds is None or self._dead.done():
             raise EngineDead(self._dead.result() if self.bounds else "the engine is not ready")
         self.bounds.check(add)
-        if add.id in self._streams:
+        if add.id in self._streams or add.id in self._leaving:
             raise ValueError(f"request id {add.id} is in use")
         stream = Stream(self, add.id, add.params.n)
         self._streams[add.id] = stream
@@ -101,18 +102,22 @@ class EngineClient:
             return
         self._closed = True
         loop = asyncio.get_running_loop()
-        if self.process.alive:
-            self._send(Shutdown())
+        told = self.process.alive and self._send(Shutdown())
         if self._loop is not None:
             loop.remove_reader(self._events.fileno())
             loop.remove_reader(self.process.lifeline)
-        await loop.run_in_executor(None, self.process.stop, CLOSE_SECONDS)
+        await loop.run_in_executor(None, self.process.stop, CLOSE_SECONDS if told else 0)
         if self._loop is not None and not self._dead.done():
             self._end("the engine was closed")
         self._context.destroy(linger=0)
 
-    def _send(self, command: Command) -> None:
-        self._commands.send(self._encoder.encode(command), zmq.NOBLOCK)
+    def _send(self, command: Command) -> bool:
+        """False: no engine is there to take it, not yet or no more; of its death the lifeline tells."""
+        try:
+            self._commands.send(self._encoder.encode(command), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     def _on_events(self) -> None:
         while True:  # to the end: the descriptor fires once per change
@@ -126,6 +131,10 @@ class EngineClient:
                     stream = self._streams.get(progress.id)
                     if stream is not None:
                         stream._push(progress)
+                    elif progress.finish_reason is not None:
+                        self._leaving[progress.id] -= 1
+                        if self._leaving[progress.id] == 0:
+                            del self._leaving[progress.id]
             elif isinstance(event, Ready):
                 self.bounds = Bounds(event.vocab_size, event.max_model_len)
                 if not self._ready.done():
@@ -146,9 +155,10 @@ class EngineClient:
         for stream in list(self._streams.values()):
             stream._fail(reason)
 
-    def _leave(self, id: str) -> None:
+    def _leave(self, id: str, num_open: int) -> None:
         self._streams.pop(id, None)
         if not self._closed and not self._dead.done():
+            self._leaving[id] = num_open
             self._send(Abort(id))
 
 
@@ -184,8 +194,8 @@ class Stream(AsyncIterator[Progress]):
     def _leave(self) -> None:
         self._items.clear()
         if self._open > 0 and self._reason is None:
-            self._open = 0
-            self._client._leave(self.id)
+            num_open, self._open = self._open, 0
+            self._client._leave(self.id, num_open)
 
     def _push(self, progress: Progress) -> None:
         self._items.append(progress)

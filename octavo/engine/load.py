@@ -145,7 +145,6 @@ def _backend(config: EngineConfig) -> Backend:
     return CpuBackend(
         isa=config.isa,
         num_threads=config.num_threads,
-        activations=config.activations,
         fuse=config.fuse,
         reuse=config.reuse,
         poison=config.poison,

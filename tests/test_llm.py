@@ -1,0 +1,220 @@
+"""LLM, the offline class; and greedy continuations against stored expected values and against the reference backend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo import LLM, ParameterError, RequestOutput, SamplingParams
+from octavo.config import ConfigError
+from octavo.weights.spec import CheckpointError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=2)
+
+MARGINS = {"f32": 0.01, "auto": 0.5}
+"""Smallest difference of the best two logits at which the argmax must agree with float32 (table in the fixtures'
+README): float32 throughout; int8 or bf16 activations against float32."""
+
+FLOAT32 = [
+    "arch/llama",
+    "arch/llama_rope_linear",
+    "arch/llama_rope_llama3",
+    "gguf/tiny-llama-f16_bf16.gguf",
+    "gguf/tiny-llama-q8_0.gguf",
+    "gguf/tiny-llama-q4_0.gguf",
+    "gguf/tiny-llama-q4_1.gguf",
+]
+
+
+def expected_of(model: Path) -> Any:
+    return np.load(model / "expected.npz" if model.is_dir() else model.with_suffix(".expected.npz"))
+
+
+@pytest.fixture(scope="module")
+def tiny(data: Path) -> LLM:
+    return LLM(str(data / "gguf" / "tiny-llama-q4_1.gguf"), num_threads=1)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("name", FLOAT32)
+def test_greedy_in_float32(data: Path, name: str, backend: str) -> None:
+    expected = expected_of(data / name)
+    llm = LLM(str(data / name), activations="f32", backend=backend, max_num_batched_tokens=64, max_num_seqs=8)
+    prompts = [{"prompt_token_ids": expected[f"ids_{i}"].tolist()} for i in range(3)]
+    num_equal = 0
+    for i, output in enumerate(llm.generate(prompts, GREEDY)):
+        steps = zip(
+            output.outputs[0].token_ids,
+            output.outputs[0].logprobs or [],
+            expected[f"gen_{i}"].tolist(),
+            expected[f"gen_margin_{i}"].tolist(),
+            expected[f"gen_logprob_{i}"].tolist(),
+            strict=True,
+        )
+        for token, scores, want, margin, want_logprob in steps:
+            if token != want:
+                assert margin < MARGINS["f32"]
+                break
+            assert scores[token].logprob == pytest.approx(want_logprob, abs=4e-3)  # two logits, each within 2e-3
+            num_equal += 1
+    assert num_equal >= 48  # of 72
+
+
+def check_against(oracle: LLM, outputs: list[RequestOutput], margin: float) -> int:
+    """The oracle scores prompt and output in one pass: each greedy token is its best too, unless its best two are
+    closer than `margin`. Returns the number of tokens that were clear."""
+    prompts = [{"prompt_token_ids": o.prompt_token_ids + o.outputs[0].token_ids} for o in outputs]
+    scored = oracle.generate(prompts, SamplingParams(max_tokens=0, prompt_logprobs=2))
+    num_clear = 0
+    for output, score in zip(outputs, scored, strict=True):
+        assert score.prompt_logprobs is not None
+        tokens = output.outputs[0].token_ids
+        for token, entry in zip(tokens, score.prompt_logprobs[-len(tokens) :], strict=True):
+            assert entry is not None
+            best, second = sorted((s for s in entry.values() if s.rank <= 2), key=lambda s: s.rank)
+            if best.logprob - second.logprob < margin:
+                continue
+            num_clear += 1
+            assert entry[token].rank == 1
+    return num_clear
+
+
+@pytest.mark.parametrize("name", FLOAT32)
+def test_greedy_in_the_own_format_equals_the_oracle(data: Path, name: str) -> None:
+    expected = expected_of(data / name)
+    prompts = [{"prompt_token_ids": expected[f"ids_{i}"].tolist()} for i in range(3)]
+    outputs = LLM(str(data / name)).generate(prompts, GREEDY)
+    oracle = LLM(str(data / name), backend="reference")
+    assert check_against(oracle, outputs, MARGINS["auto"]) >= 40  # of 72
+
+
+def test_demo_answers_and_equals_the_oracle(demo: Path) -> None:
+    questions = ["What is the capital of France?", "Name three colours.", "What is 2 + 3?"]
+    with LLM(str(demo), max_model_len=512) as llm:
+        params = SamplingParams(temperature=0, max_tokens=16)
+        outputs = llm.chat([[{"role": "user", "content": q}] for q in questions], params)
+    assert "Paris" in outputs[0].outputs[0].text
+    oracle = LLM(str(demo), backend="reference", max_model_len=512)
+    assert check_against(oracle, outputs, MARGINS["auto"]) >= 20  # of 48
+
+
+def test_prompts_in_every_form(tiny: LLM) -> None:
+    tokenizer = tiny.get_tokenizer()
+    ids = tokenizer.encode("the end")
+    params = SamplingParams(temperature=0, max_tokens=4)
+    forms: list[Any] = ["the end", {"prompt": "the end"}, {"prompt_token_ids": ids}]
+    outputs = tiny.generate(forms, params)
+    assert [o.prompt_token_ids for o in outputs] == [ids] * 3
+    assert [o.prompt for o in outputs] == ["the end", "the end", None]
+    assert len({tuple(o.outputs[0].token_ids) for o in outputs}) == 1
+    single = tiny.generate("the end", params)
+    assert [o.outputs[0].token_ids for o in single] == [outputs[0].outputs[0].token_ids]
+    assert tiny.generate([], params) == []
+    bad: Any
+    for bad in (["a", 3], [[1, 2]], [{"text": "a"}]):
+        with pytest.raises(ParameterError, match="a prompt is text or"):
+            tiny.generate(bad, params)
+
+
+def test_defaults_and_one_params_each(tiny: LLM) -> None:
+    assert len(tiny.generate("the", SamplingParams(ignore_eos=True))[0].outputs[0].token_ids) == 16
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 5)]
+    assert [len(o.outputs[0].token_ids) for o in tiny.generate(["a", "b"], params)] == [3, 5]
+    with pytest.raises(ParameterError, match="2 prompts and 1 sampling_params"):
+        tiny.generate(["a", "b"], params[:1])
+
+
+def test_logprobs_have_vllms_shape(tiny: LLM) -> None:
+    params = SamplingParams(max_tokens=5, logprobs=3, prompt_logprobs=2, seed=1, ignore_eos=True)
+    output = tiny.generate({"prompt_token_ids": [5, 6, 7, 8]}, params)[0]
+    prompt_scores, answer = output.prompt_logprobs, output.outputs[0]
+    assert prompt_scores is not None and prompt_scores[0] is None and len(prompt_scores) == 4
+    for token, entry in zip([6, 7, 8], prompt_scores[1:], strict=True):
+        assert entry is not None and token in entry and len(entry) in (2, 3)
+    assert answer.logprobs is not None and len(answer.logprobs) == 5
+    for token, entry in zip(answer.token_ids, answer.logprobs, strict=True):
+        assert token in entry and len(entry) in (3, 4)
+        ranked = sorted(entry.values(), key=lambda s: s.rank)
+        assert [s.rank for s in ranked[:3]] == [1, 2, 3]
+        assert ranked[0].logprob >= ranked[1].logprob >= ranked[2].logprob
+        assert entry[token].decoded_token == tiny.get_tokenizer().decode([token], skip_special_tokens=False)
+    total = sum(entry[t].logprob for t, entry in zip(answer.token_ids, answer.logprobs, strict=True))
+    assert answer.cumulative_logprob == pytest.approx(total)
+    plain = tiny.generate({"prompt_token_ids": [5, 6, 7, 8]}, SamplingParams(max_tokens=5, seed=1, ignore_eos=True))[0]
+    assert plain.outputs[0].token_ids == answer.token_ids
+    assert plain.prompt_logprobs is None and plain.outputs[0].logprobs is None
+
+
+def test_stop_string_ends_the_choice_and_frees_its_blocks(tiny: LLM) -> None:
+    free = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    text = tiny.generate("the end", free)[0].outputs[0].text
+    stop = text[10:13]
+    cut = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, stop=stop)  # type: ignore[arg-type]
+    output = tiny.generate("the end", cut)[0].outputs[0]
+    assert output.text == text[: text.index(stop)]
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+    assert len(output.token_ids) < 60
+    assert tiny.engine.stats().kv_blocks_held == 0
+
+
+def test_seeds(data: Path) -> None:
+    def texts(seed: int | None, params: SamplingParams) -> list[list[int]]:
+        llm = LLM(str(data / "gguf" / "tiny-llama-q4_1.gguf"), num_threads=1, seed=seed)
+        return [o.outputs[0].token_ids for o in llm.generate(["the", "the"], params)]
+
+    drawn = SamplingParams(max_tokens=12, ignore_eos=True)
+    assert texts(3, drawn) == texts(3, drawn) != texts(4, drawn)
+    assert texts(None, drawn) != texts(None, drawn)
+    first, second = texts(3, drawn)
+    assert first != second
+    named = SamplingParams(max_tokens=12, ignore_eos=True, seed=11)
+    assert texts(3, named) == texts(None, named)
+    assert len({tuple(t) for t in texts(3, named)}) == 1
+
+
+def test_a_prefix_is_reused(tiny: LLM) -> None:
+    ids = list(range(319, 239, -1))  # begins as no other prompt here
+    params = SamplingParams(temperature=0, max_tokens=1)
+    first = tiny.generate({"prompt_token_ids": ids}, params)[0]
+    again = tiny.generate({"prompt_token_ids": ids}, params)[0]
+    longer = tiny.generate({"prompt_token_ids": [*ids, 1, 2, 3]}, params)[0]
+    assert (first.num_cached_tokens, again.num_cached_tokens, longer.num_cached_tokens) == (0, 79, 80)
+
+
+def test_chat_uses_the_template(tiny: LLM) -> None:
+    message = {"role": "user", "content": "hi"}
+    outputs = tiny.chat([[message], [message]], SamplingParams(temperature=0, max_tokens=3))
+    assert len(outputs) == 2 and outputs[0].prompt is not None and "user\nhi" in outputs[0].prompt
+    single = tiny.chat([message], SamplingParams(temperature=0, max_tokens=3))
+    assert single[0].prompt_token_ids == outputs[0].prompt_token_ids
+
+
+def test_a_refused_request_leaves_nothing_behind(tiny: LLM) -> None:
+    with pytest.raises(ParameterError, match="vocabulary"):
+        tiny.generate([{"prompt_token_ids": [1]}, {"prompt_token_ids": [1000]}])
+    assert not tiny.engine.has_work
+    assert len(tiny.generate("the", SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2
+
+
+def test_wrong_options(data: Path) -> None:
+    model = str(data / "gguf" / "tiny-llama-q4_1.gguf")
+    with pytest.raises(TypeError, match="nonsense"):
+        LLM(model, nonsense=1)
+    with pytest.raises(ConfigError, match="kv_cache_memory must be bytes or a size"):
+        LLM(model, kv_cache_memory="much")
+    with pytest.raises(CheckpointError, match="no-such-model"):
+        LLM(str(data / "no-such-model"))
+
+
+def test_longer_than_the_model_was_made_for_is_said(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = data / "arch" / "llama"
+    made_for = json.loads((model / "config.json").read_text())["max_position_embeddings"]
+    LLM(str(model), max_model_len=made_for)
+    assert capsys.readouterr().err == ""
+    llm = LLM(str(model), max_model_len=made_for + 1)
+    assert f"made for {made_for} positions" in capsys.readouterr().err
+    assert llm.engine.bounds.max_model_len == made_for + 1
