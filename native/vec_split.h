@@ -43,12 +43,13 @@ VEC_INLINE i32x16 operator-(i32x16 a) { VEC_EACH a.v[i] = -a.v[i]; return a; }
 VEC_INLINE i32x16 operator~(i32x16 a) { VEC_EACH a.v[i] = ~a.v[i]; return a; }
 VEC_INLINE u32x16 operator~(u32x16 a) { VEC_EACH a.v[i] = ~a.v[i]; return a; }
 
-VEC_INLINE f32x16 load(const float* p) { f32x16 r; memcpy(&r, p, 64); return r; }
-VEC_INLINE i32x16 load(const int32_t* p) { i32x16 r; memcpy(&r, p, 64); return r; }
-VEC_INLINE i32x16 load_line(const void* p) { i32x16 r; memcpy(&r, p, 64); return r; }
-VEC_INLINE void store(float* p, f32x16 v) { memcpy(p, &v, 64); }
-VEC_INLINE void store(int32_t* p, i32x16 v) { memcpy(p, &v, 64); }
-VEC_INLINE void store_line(void* p, i32x16 v) { memcpy(p, &v, 64); }
+// By part: GCC 12 copies the whole struct through the stack.
+VEC_INLINE f32x16 load(const float* p) { f32x16 r; VEC_EACH memcpy(&r.v[i], p + i * kLanes, sizeof r.v[i]); return r; }
+VEC_INLINE i32x16 load(const int32_t* p) { i32x16 r; VEC_EACH memcpy(&r.v[i], p + i * kLanes, sizeof r.v[i]); return r; }
+VEC_INLINE i32x16 load_line(const void* p) { return load((const int32_t*)p); }
+VEC_INLINE void store(float* p, f32x16 a) { VEC_EACH memcpy(p + i * kLanes, &a.v[i], sizeof a.v[i]); }
+VEC_INLINE void store(int32_t* p, i32x16 a) { VEC_EACH memcpy(p + i * kLanes, &a.v[i], sizeof a.v[i]); }
+VEC_INLINE void store_line(void* p, i32x16 a) { store((int32_t*)p, a); }
 VEC_INLINE f32x16 load_n(const float* p, int n) {
   float lane[16] = {};
   for (int i = 0; i < n; i++) lane[i] = p[i];
