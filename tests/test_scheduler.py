@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from octavo.cache.kv import KvCache
 from octavo.request import FinishReason, Request, SamplingParams
 from octavo.sched.batch import BatchBuilder
 from octavo.sched.scheduler import MAX_PREEMPTIONS, Scheduler
-from octavo.sched.step import Step
+from octavo.sched.step import Draft, Step, Work
 from tests.paged_model import MAX_TOP, VOCAB, PagedModel, expected
 
 
@@ -271,6 +272,30 @@ def test_pool_for_four_load_of_sixteen() -> None:
     stats = engine.scheduler.stats()
     assert stats["preemptions"] > 0
     assert stats["recomputed_tokens"] < 0.5 * 16 * 124
+
+
+def test_admission_leaves_a_block_for_those_who_run() -> None:
+    engine = Engine(4)
+    running = engine.add(make("1", [1] * 20, max_tokens=40, ignore_eos=True))
+    engine.step()
+    waiting = engine.add(make("2", [2] * 20, max_tokens=2, ignore_eos=True))
+    engine.step()
+    assert waiting.tables == [] and len(running.output_ids) == 2
+    engine.finish()
+    assert engine.scheduler.stats()["preemptions"] == 0
+
+
+def test_work_taken_back_gives_back_its_tokens_and_rows() -> None:
+    draft = Draft(num_tokens=10, num_rows=1)
+    request = make("a", [1] * 8)
+    work = draft.portion(request, 0)
+    assert work == Work(request, 0, 0, 8, 8, 0, True)
+    draft.add(work)
+    assert (draft.num_tokens, draft.num_rows) == (2, 0)
+    assert draft.portion(make("b", [1] * 2), 1) == Work(ANY, 1, 0, 1, 2, 0, False), "no row is left to draw from"
+    draft.drop(0)
+    draft.drop(1)
+    assert (draft.num_tokens, draft.num_rows, draft.work) == (10, 1, {})
 
 
 def test_no_request_is_recomputed_for_ever() -> None:
