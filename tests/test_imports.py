@@ -16,7 +16,7 @@ ALLOWED: dict[str, set[str]] = {
     "graph": set(),
     "models": {"graph", "weights.spec"},
     "weights": set(),
-    "sampling": {"request", "backends.base"},
+    "sampling": {"request"},
     "backends": {"graph", "weights", "sampling", "_native"},
     "cache": {"request"},
     "sched": {"request", "cache", "sampling", "backends.base"},
