@@ -1,0 +1,154 @@
+"""The command line, as its user meets it: each command in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import octavo
+from octavo import LLM, SamplingParams
+from octavo.cli.options import make_config, read_config
+from octavo.config import ConfigError, EngineConfig, ServerConfig
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*arguments: Any, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "octavo.cli.main", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, input=stdin.encode(), capture_output=True, timeout=60)
+    return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def test_help_names_commands_and_every_option() -> None:
+    top = run("--help").stdout
+    for command in ("serve", "generate", "chat", "show", "diff", "bench", "pull"):
+        assert f"\n  {command}" in top
+    serve = run("serve", "--help").stdout
+    for field in dataclasses.fields(ServerConfig):
+        if field.name != "model":
+            assert f"--{field.name.replace('_', '-')} " in serve
+    assert "Example: " in serve
+    assert run("--version").stdout == f"octavo {octavo.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["serve", "no/such/model.gguf"], 1, "no/such/model.gguf: no such file"),
+        (["serve", "tests"], 1, "tests"),
+        (["serve", "README.md"], 1, "README.md"),
+        (["generate", "MODEL", "Hello", "--max-model-len", "0"], 2, "max_model_len"),
+        (["generate", "MODEL", "Hello", "--kv-cache-memory", "lots"], 2, "2GiB"),
+        (["generate", "MODEL", "Hello", "--kv-cache-memory", "1KiB"], 1, "KV"),
+        (["generate", "MODEL", "Hello", "--temperature", "-1"], 2, "temperature"),
+        (["generate", "MODEL", "Hello", "--max-tokens", "9999"], 2, "512"),
+        (["generate", "MODEL", "Hello", "--isa", "sse"], 2, "generic, avx2, avx512"),
+        (["show", "MODEL", "--config", "no.toml"], 2, "no.toml: No such file"),
+        (["bench", "speed"], 2, "throughput, latency, startup"),
+    ],
+    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
+)
+def test_errors_are_one_line(data: Path, arguments: list[str], code: int, says: str) -> None:
+    done = run(*[str(data / "arch" / "llama") if a == "MODEL" else a for a in arguments])
+    assert done.returncode == code, done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("error: ")
+    assert says in lines[0]
+
+
+def test_generate_equals_the_offline_class(data: Path) -> None:
+    model = data / "arch" / "llama"
+    with LLM(str(model), kv_cache_memory="4MiB") as llm:
+        expected = llm.generate("Hello", SamplingParams(temperature=0, max_tokens=20))[0].outputs[0].text
+    assert run("generate", model, "Hello", "--max-tokens", 20).stdout == expected + "\n"
+    assert run("generate", model, "--max-tokens", 20, stdin="Hello").stdout == expected + "\n"
+
+
+def test_chat_answers_each_line(data: Path) -> None:
+    options = ["--max-tokens", 8, "--seed", 1]
+    done = run("chat", data / "arch" / "llama", *options, stdin="Hello\n/clear\nHello\nAnd again\n")
+    assert done.returncode == 0, done.stderr
+    with LLM(str(data / "arch" / "llama"), kv_cache_memory="4MiB") as llm:
+        params = SamplingParams(temperature=0.7, top_p=0.95, max_tokens=8, seed=1)
+        first = llm.chat([{"role": "user", "content": "Hello"}], params)[0].outputs[0].text
+    assert done.stdout.startswith(f"{first}\n{first}\n")
+
+
+def test_show_and_diff(data: Path) -> None:
+    shown = run("show", data / "arch" / "llama").stdout
+    assert "linear" in shown
+    assert "arena" in shown
+    assert "add(" in run("show", data / "arch" / "llama", "--no-fuse").stdout
+    compared = run("diff", data / "gguf" / "tiny-llama-q4_1.gguf")
+    assert compared.returncode == 0, compared.stdout + compared.stderr
+    assert compared.stdout.endswith("all within tolerance\n")
+
+
+def test_bench_prints_its_workload(data: Path) -> None:
+    small = ["--repeat", 1, "--num-prompts", 4, "--input-len", 16, "--output-len", 4]
+    (result,) = json.loads(run("bench", "throughput", data / "arch" / "llama", *small, "--json").stdout)["results"]
+    assert result["median"] == result["runs"][0] > 0
+    assert "4 distinct random prompts" in result["workload"]
+    assert "16 tokens in and 4 out" in result["workload"]
+    table = run("bench", "latency", data / "arch" / "llama", *small).stdout
+    assert "one stream" in table
+    assert "tokens/s" in table
+    (start,) = json.loads(run("bench", "startup", data / "arch" / "llama", "--repeat", 1, "--json").stdout)["results"]
+    assert 0 < start["median"] < 30
+
+
+def test_pull_prints_where(data: Path) -> None:
+    assert run("pull", data / "arch" / "llama").stdout == f"{data / 'arch' / 'llama'}\n"
+
+
+def test_config_files(tmp_path: Path, data: Path) -> None:
+    toml, yaml = tmp_path / "a.toml", tmp_path / "a.yaml"
+    toml.write_text('model = "x"\nkv-cache-memory = "2GiB"\nprefix_caching = false\n')
+    yaml.write_text("model: x\nkv_cache_memory: 2GiB\nprefix-caching: false\n")
+    for file in (toml, yaml):
+        config = make_config(EngineConfig, read_config(file, EngineConfig))
+        assert (config.model, config.kv_cache_memory, config.prefix_caching) == ("x", 2 * 2**30, False)
+    toml.write_text("max_model_len = 100\nmax_num_seqs = 3\n")
+    done = run("generate", data / "arch" / "llama", "Hello", "--max-tokens", 200, "--config", toml)
+    assert "at most 100" in done.stderr
+    done = run("generate", data / "arch" / "llama", "Hi", "--max-tokens", 200, "--config", toml, "--max-model-len", 300)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.toml", "max_model_length = 5", "max_model_length"),
+        ("a.toml", "max_model_len = 'five'", "max_model_len: Expected int"),
+        ("a.toml", "= 5", "a.toml"),
+        ("a.yaml", "- a\n- b", "name: value"),
+        ("a.yaml", "a: [", "a.yaml"),
+        ("a.json", "{}", ".toml, .yaml or .yml"),
+    ],
+)
+def test_bad_config_files(tmp_path: Path, name: str, text: str, says: str) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        make_config(EngineConfig, read_config(file, EngineConfig))
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_config_rejects_what_it_cannot_do() -> None:
+    for values, says in [
+        ({"port": 70000}, "65535"),
+        ({"drain_seconds": -1}, "drain_seconds"),
+        ({"max_num_seqs": 1000}, "max_num_batched_tokens"),
+        ({"fuse": "yes"}, "fuse"),
+        ({"kv_cache_memory": 1.5}, "kv_cache_memory"),
+    ]:
+        with pytest.raises(ConfigError, match=says):
+            make_config(ServerConfig, values)
