@@ -1,0 +1,79 @@
+"""Runs the native tests (native/tests) at every kernel level of this machine, plain and under sanitizers.
+
+Each prints the kernels it ran; a level or kernel that did not run is a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from octavo import _native
+
+ROOT = Path(__file__).parents[1]
+FORMATS = ("f32", "f16", "bf16", "w8", "w4", "w4f")
+ACTIVATIONS = ("f32", "bf16", "a8")
+
+KERNELS = {
+    "test_gemm": [f"gemm {f} x {a}" for f in FORMATS for a in ACTIVATIONS]
+    + [f"round {a}" for a in ACTIVATIONS]
+    + [f"embed {f}" for f in FORMATS],
+    "test_attention": ["attention bf16", "attention f32", "attention_merge"],
+    "test_rows": ["rms_norm", "norm_round", "add", "silu_mul", "rope", "kv_write bf16", "kv_write f32"],
+    "test_sampler": ["logit_max", "sum_exp", "collect", "count_before", "gumbel_argmax", "truncation", "sample_row"],
+}
+PORTABLE = {"test_pool": ["barrier", "sleep and wake", "uneven work"], "test_memory": ["reserve", "huge pages"]}
+
+
+def test_every_native_test_is_known() -> None:
+    assert {p.stem for p in (ROOT / "native/tests").glob("*.cpp")} == KERNELS.keys() | PORTABLE.keys()
+
+
+@pytest.mark.parametrize("isa", _native.isa_levels())
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels(name: str, isa: str) -> None:
+    check_output(run(plain_build() / name, "--isa", isa), [isa, *KERNELS[name]])
+
+
+@pytest.mark.parametrize("name", PORTABLE)
+def test_runtime(name: str) -> None:
+    check_output(run(plain_build() / name), PORTABLE[name])
+
+
+@pytest.mark.parametrize("name", KERNELS.keys() | PORTABLE.keys())
+def test_under_sanitizers(name: str) -> None:
+    expected = PORTABLE.get(name) or [*_native.isa_levels(), *KERNELS[name]]
+    check_output(run(sanitized_build() / name), expected)
+
+
+def check_output(output: str, expected: list[str]) -> None:
+    for words in expected:
+        assert re.search(rf"(?<![\w]){re.escape(words)}(?![\w])", output), f"{words} did not run:\n{output}"
+
+
+def run(*command: object) -> str:
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@cache
+def plain_build() -> Path:
+    """The newest build with native tests: of the installation, or of scripts/build-native."""
+    builds = [p.parent for p in (ROOT / "build").glob("*/test_gemm") if p.parent.name != "sanitize"]
+    assert builds, "the native tests are not built: run scripts/build-native"
+    return max(builds, key=lambda build: (build / "test_gemm").stat().st_mtime)
+
+
+@cache
+def sanitized_build() -> Path:
+    """Built here when it is not up to date: nothing else needs it."""
+    jobs = len(os.sched_getaffinity(0))
+    run(ROOT / "scripts/build-native", "--python", sys.executable, "--sanitize", "address,undefined", "--jobs", jobs)
+    return ROOT / "build/sanitize"
