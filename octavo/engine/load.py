@@ -38,6 +38,7 @@ class Loaded:
     graph: Graph
     backend: Backend
     weights: Any
+    state: Any
     kv: KvSize
     limits: Limits
     bounds: Bounds
@@ -112,6 +113,7 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         graph=graph,
         backend=backend,
         weights=weights,
+        state=state,
         kv=kv,
         limits=limits,
         bounds=Bounds(graph.vocab_size, max_model_len),
