@@ -125,7 +125,8 @@ class CompletionAnswer(Answer):
         super().__init__(generation, id, model, **shared)
         self._echo = echo
         self._show_prompt_scores = prompt_scores
-        self._logprobs = [CompletionLogprobs(generation.tokenizer) for _ in range(generation.num_choices)]
+        skip = generation.params.skip_special_tokens
+        self._logprobs = [CompletionLogprobs(generation.tokenizer, skip) for _ in range(generation.num_choices)]
 
     def _content(self, choice: int, delta: Delta) -> bytes:
         text = self._prompt_text(choice) + delta.text if not self._begun[choice] else delta.text

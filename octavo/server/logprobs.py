@@ -39,16 +39,19 @@ def _chat_token(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, A
 class CompletionLogprobs:
     """The `logprobs` object of a completion choice; keeps the text offset from one chunk to the next."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
+        self._unseen = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._offset = 0
 
     def write(self, scores: Sequence[TokenLogprobs], prompt_start: int | None = None) -> dict[str, Any]:
         """`prompt_start`: an unscored first prompt token that comes before `scores` (echo)."""
+        ids = [score.token_id for score in scores]
         tokens: list[str] = []
         logprobs: list[float | None] = []
         tops: list[dict[str, float] | None] = []
         if prompt_start is not None:
+            ids.insert(0, prompt_start)
             tokens.append(token_text(self._tokenizer, prompt_start))
             logprobs.append(None)
             tops.append(None)
@@ -61,9 +64,9 @@ class CompletionLogprobs:
             top.setdefault(tokens[-1], _finite(score.logprob))
             tops.append(top)
         offsets = []
-        for text in tokens:
+        for token, text in zip(ids, tokens, strict=True):
             offsets.append(self._offset)
-            self._offset += len(text)
+            self._offset += 0 if token in self._unseen else len(text)
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
 
 
