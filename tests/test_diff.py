@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,8 @@ from octavo.backends.cpu import CpuBackend
 from octavo.backends.diff import Checked, diff
 from octavo.models import build_graph
 from octavo.weights.checkpoint import open_checkpoint
+from octavo.weights.spec import Checkpoint
+from tests.random_model import random_model
 
 MODELS = ["arch/llama", "arch/llama_rope_llama3"] + [
     f"gguf/tiny-llama-{kind}.gguf" for kind in ("f16_bf16", "q8_0", "q4_0", "q4_1")
@@ -18,8 +21,7 @@ MODELS = ["arch/llama", "arch/llama_rope_llama3"] + [
 LEVELS = _native.isa_levels()
 
 
-def check(path: Path, activations: str, isa: str) -> None:
-    checkpoint = open_checkpoint(path)
+def check(checkpoint: Checkpoint, activations: str, isa: str) -> None:
     graph = build_graph(checkpoint, activations)
     seen: list[Checked] = []
     backend = CpuBackend(isa=isa, num_threads=2, fuse=False, reuse=False)
@@ -31,15 +33,30 @@ def check(path: Path, activations: str, isa: str) -> None:
 @pytest.mark.parametrize("isa", LEVELS)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_level(data: Path, model: str, isa: str) -> None:
-    check(data / model, "auto", isa)
+    check(open_checkpoint(data / model), "auto", isa)
 
 
 @pytest.mark.parametrize("activations", ["bf16", "f32"])
 @pytest.mark.parametrize("model", MODELS[2:])
 def test_strict_modes(data: Path, model: str, activations: str) -> None:
-    check(data / model, activations, LEVELS[-1])
+    check(open_checkpoint(data / model), activations, LEVELS[-1])
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("stored", ["F32", "BF16"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"hidden_size": 33, "intermediate_size": 31, "attention_bias": True, "mlp_bias": True},
+        {"head_dim": 80, "num_attention_heads": 5, "num_key_value_heads": 1, "hidden_size": 70, "vocab_size": 33},
+        {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_size": 1056},
+        {"head_dim": 96, "num_attention_heads": 3, "num_key_value_heads": 3, "tie_word_embeddings": True},
+    ],
+)
+def test_odd_shapes(shape: dict[str, Any], stored: str, isa: str) -> None:
+    check(random_model(stored=stored, num_hidden_layers=1, **shape), "auto", isa)
 
 
 @pytest.mark.long
 def test_demo(demo: Path) -> None:
-    check(demo, "auto", LEVELS[-1])
+    check(open_checkpoint(demo), "auto", LEVELS[-1])

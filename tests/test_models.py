@@ -15,75 +15,12 @@ from octavo.backends.reference import ReferenceBackend, forward_logits
 from octavo.graph.ir import DType
 from octavo.models import build_graph, parts
 from octavo.weights.checkpoint import open_checkpoint
-from octavo.weights.spec import Checkpoint, CheckpointError, SourceTensor, TensorInfo
+from octavo.weights.spec import Checkpoint, CheckpointError
+from tests.random_model import CONFIG, InMemory, random_model
 
 F32 = NDArray[np.float32]
 ARCH = ["arch/llama", "arch/llama_rope_linear", "arch/llama_rope_llama3"]
 GGUF = [f"gguf/tiny-llama-{kind}" for kind in ("f16_bf16", "q8_0", "q4_0", "q4_1")]
-
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "vocab_size": 50, "hidden_size": 48, "intermediate_size": 40,
-    "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "hidden_act": "silu",
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None,
-    "tie_word_embeddings": False,
-}  # fmt: skip
-
-
-class InMemory:
-    """A Checkpoint of float32 tensors."""
-
-    path = "memory"
-    generation: dict[str, Any] = {}
-
-    def __init__(self, config: dict[str, Any], tensors: dict[str, F32]) -> None:
-        self.config, self.tensors = config, tensors
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.tensors
-
-    def info(self, name: str) -> TensorInfo:
-        if name not in self.tensors:
-            raise CheckpointError(f"memory: tensor {name!r} is missing")
-        return TensorInfo(self.tensors[name].shape, "F32", "memory")
-
-    def read(self, name: str) -> SourceTensor:
-        tensor = self.tensors[name]
-        return SourceTensor(self.info(name), tensor.reshape(-1, tensor.shape[-1]).view(np.uint8))
-
-    def release(self, name: str) -> None:
-        assert name in self.tensors
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
-
-def random_model(seed: int = 0, **changes: Any) -> InMemory:
-    """Random tensors of the shapes that the config asks for, biases where it has them."""
-    c = {**CONFIG, **changes}
-    rng = np.random.default_rng(seed)
-    hidden, inner, vocab = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
-    q, kv = c["num_attention_heads"] * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
-    if not c["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (vocab, hidden)
-    for i in range(c["num_hidden_layers"]):
-        p = f"model.layers.{i}."
-        shapes |= {p + "input_layernorm.weight": (hidden,), p + "post_attention_layernorm.weight": (hidden,)}
-        for module, (rows, cols), bias in (
-            ("self_attn.q_proj", (q, hidden), "attention_bias"), ("self_attn.k_proj", (kv, hidden), "attention_bias"),
-            ("self_attn.v_proj", (kv, hidden), "attention_bias"), ("self_attn.o_proj", (hidden, q), "attention_bias"),
-            ("mlp.gate_proj", (inner, hidden), "mlp_bias"), ("mlp.up_proj", (inner, hidden), "mlp_bias"),
-            ("mlp.down_proj", (hidden, inner), "mlp_bias"),
-        ):  # fmt: skip
-            shapes[f"{p}{module}.weight"] = (rows, cols)
-            if c.get(bias):
-                shapes[f"{p}{module}.bias"] = (rows,)
-    tensors = {}
-    for name, shape in shapes.items():
-        mean, spread = (1.0, 0.2) if "norm" in name else (0.0, 0.5 if len(shape) == 1 else shape[-1] ** -0.5)
-        tensors[name] = (mean + spread * rng.standard_normal(shape)).astype(np.float32)
-    return InMemory(c, tensors)
 
 
 def naive_logits(model: InMemory, ids: list[int], inv_freq: list[float]) -> NDArray[np.float64]:

@@ -1,0 +1,79 @@
+"""Llamas of random weights in memory, for shapes that no fixture has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.weights.formats import f32_to_bf16
+from octavo.weights.spec import CheckpointError, SourceTensor, TensorInfo
+
+F32 = NDArray[np.float32]
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 50, "hidden_size": 48, "intermediate_size": 40,
+    "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "hidden_act": "silu",
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+class InMemory:
+    """A Checkpoint of tensors that hold float32, or bf16 values where `stored` is BF16 (vectors stay float32)."""
+
+    path = "memory"
+    generation: dict[str, Any] = {}
+
+    def __init__(self, config: dict[str, Any], tensors: dict[str, F32], stored: str = "F32") -> None:
+        self.config, self.tensors, self.stored = config, tensors, stored
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def info(self, name: str) -> TensorInfo:
+        if name not in self.tensors:
+            raise CheckpointError(f"memory: tensor {name!r} is missing")
+        shape = self.tensors[name].shape
+        return TensorInfo(shape, self.stored if len(shape) == 2 else "F32", "memory")
+
+    def read(self, name: str) -> SourceTensor:
+        info = self.info(name)
+        tensor = self.tensors[name].reshape(-1, info.shape[-1])
+        return SourceTensor(info, (f32_to_bf16(tensor) if info.source == "BF16" else tensor).view(np.uint8))
+
+    def release(self, name: str) -> None:
+        assert name in self.tensors
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def random_model(seed: int = 0, stored: str = "F32", **changes: Any) -> InMemory:
+    """Random tensors of the shapes that the config asks for, biases where it has them."""
+    c = {**CONFIG, **changes}
+    rng = np.random.default_rng(seed)
+    hidden, inner, vocab = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
+    q, kv = c["num_attention_heads"] * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    if not c["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (vocab, hidden)
+    for i in range(c["num_hidden_layers"]):
+        p = f"model.layers.{i}."
+        shapes |= {p + "input_layernorm.weight": (hidden,), p + "post_attention_layernorm.weight": (hidden,)}
+        for module, (rows, cols), bias in (
+            ("self_attn.q_proj", (q, hidden), "attention_bias"), ("self_attn.k_proj", (kv, hidden), "attention_bias"),
+            ("self_attn.v_proj", (kv, hidden), "attention_bias"), ("self_attn.o_proj", (hidden, q), "attention_bias"),
+            ("mlp.gate_proj", (inner, hidden), "mlp_bias"), ("mlp.up_proj", (inner, hidden), "mlp_bias"),
+            ("mlp.down_proj", (hidden, inner), "mlp_bias"),
+        ):  # fmt: skip
+            shapes[f"{p}{module}.weight"] = (rows, cols)
+            if c.get(bias):
+                shapes[f"{p}{module}.bias"] = (rows,)
+    tensors = {}
+    for name, shape in shapes.items():
+        mean, spread = (1.0, 0.2) if "norm" in name else (0.0, 0.5 if len(shape) == 1 else shape[-1] ** -0.5)
+        tensors[name] = (mean + spread * rng.standard_normal(shape)).astype(np.float32)
+    return InMemory(c, tensors, stored)
