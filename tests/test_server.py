@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,20 @@ def test_disconnect_aborts(server: Server, stream: bool) -> None:
     server.wait_for("octavo_kv_blocks_held", 0, seconds=1)
     server.wait_for("octavo_http_requests_open", 0, seconds=1)
     assert server.metric('octavo_choices_finished_total{reason="abort"}') == aborted + 16
+
+
+def test_long_prompts_do_not_stop_the_others(server: Server) -> None:
+    """A body of 440 kB is tokenised while health is answered."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        long = pool.submit(server.post, COMPLETIONS, {"prompt": "long words " * 40_000})
+        slowest = 0.0
+        while not long.done():
+            started = time.perf_counter()
+            server.http.get("/health").raise_for_status()
+            slowest = max(slowest, time.perf_counter() - started)
+    assert long.result().status_code == 400
+    assert "512" in long.result().json()["error"]["message"]
+    assert slowest < 1
 
 
 def test_metrics_match_what_was_answered(server: Server) -> None:
