@@ -339,7 +339,7 @@ def test_show_folds_layers(data: Path) -> None:
     assert "layers 0 to 1 (2 alike):" in short and "layer 0:" in whole and "layer 1:" in whole
     for text in (short, whole):
         assert f"arena {made.size:,} bytes" in text and f"{len(made.barriers)} barriers" in text
-        assert "linear_act_mul_round" in text and "w4f" in text and "KV group full: 2 layers" in text
+        assert "linear_act_mul_round" in text and "w4f" in text and "KV group full: layers 2" in text
 
 
 def test_show_counts_packed_bytes() -> None:

@@ -27,7 +27,7 @@ def _header(graph: Graph, plan: Plan, packed_bytes: PackedBytes) -> list[str]:
     for g in graph.groups:
         per_token = len(g.layers) * g.kv_heads * g.head_dim * 2 * (2 if g.dtype.value == "bf16" else 4)
         lines.append(
-            f"KV group {g.name}: {len(g.layers)} layers, {g.kv_heads} heads of {g.head_dim}, {g.dtype.value}, "
+            f"KV group {g.name}: layers {len(g.layers)}, heads {g.kv_heads}, head size {g.head_dim}, {g.dtype.value}, "
             f"{per_token:,} bytes per token"
         )
     formats: dict[str, list[int]] = {}
