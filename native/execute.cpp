@@ -26,6 +26,7 @@ struct Program::Step {
 
 void Program::run(const Batch& batch, const SampledArrays& out, std::vector<Span>* spans) {
   check_batch(batch, spec_.limits, out.top_width);
+  const std::lock_guard lock(pool_->turn());
   const Step step{batch, out, batch.tokens <= spec_.small_tokens ? 0 : 1};
   for (size_t g = 0; g < slots_.size(); g++)
     for (int s = 0; s < batch.seqs; s++)

@@ -168,6 +168,7 @@ void pack_weight(Pool& pool, Memory& memory, size_t offset, const std::string& f
   const uint8_t* source = data.data();
   const size_t row_bytes = data.shape(1);
   nb::gil_scoped_release unlocked;
+  const std::lock_guard lock(pool.turn());
   std::atomic<int> next{0};
   pool.run([&](int) {
     for (int p; (p = next.fetch_add(kPackPanels, std::memory_order_relaxed)) < panels;)

@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -31,6 +32,9 @@ class Pool {
     start([](void* b, int worker) { (*static_cast<std::remove_reference_t<Body>*>(b))(worker); }, &body);
   }
 
+  // To be held by who runs: a pool serves one program at a time, whatever the threads that call.
+  std::mutex& turn() { return turn_; }
+
   // Inside run(): waits until every worker has come here. What was written before is visible after.
   void barrier();
 
@@ -47,6 +51,7 @@ class Pool {
   void stop();
 
   int size_;
+  std::mutex turn_;
   Entry entry_ = nullptr;
   void* body_ = nullptr;
   bool stopping_ = false;

@@ -26,6 +26,7 @@ KERNELS = {
     + [f"embed {f}" for f in FORMATS],
     "test_attention": ["attention bf16", "attention f32", "attention_merge"],
     "test_rows": ["rms_norm", "norm_round", "add", "silu_mul", "rope", "kv_write bf16", "kv_write f32"],
+    "test_plan": ["same bits", "refusals"],
     "test_sampler": ["logit_max", "sum_exp", "collect", "count_before", "gumbel_argmax", "truncation", "sample_row"],
 }
 PORTABLE = {"test_pool": ["barrier", "sleep and wake", "uneven work"], "test_memory": ["reserve", "huge pages"]}
