@@ -11,6 +11,7 @@ namespace {
 
 // Up to this many rows a rounding pass is split by columns: otherwise threads write the same lines of the rounded rows.
 constexpr int kFewRows = 64;
+constexpr int kManyRows = 16;  // from here on a task takes long enough to be handed out one by one
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -153,43 +154,44 @@ void Program::execute(const Node& n, const Step& step, int worker) {
 
 // ---------------------------------------------------------------- nodes of several kernel calls
 
-// Threads split the columns of all parts together, 32 at a time.
+// Threads split the columns of all parts together, 32 at a time. With many rows the last quarter goes to who comes first:
+// the other processes of the machine slow one worker more than another.
 void Program::linear(const Node& n, const Step& step, int worker) {
   const int rows = rows_of(n.out, step);
-  const Activation x = activation(n.a, step.plan, rows);
+  const Activation x = activation(n.a, step.plan, rows), y = activation(n.out, step.plan, rows);
+  const bool fused = n.op == Op::LinearActMulRound;
   GemmArgs args{};
   args.x = &x;
-  if (n.op == Op::LinearActMulRound) {
-    const Activation y = activation(n.out, step.plan, rows);
-    args.w = &weights_[static_cast<size_t>(n.weights[0])];
+  args.epilogue = fused ? Epilogue::SiluMulRound : n.op == Op::LinearAdd ? Epilogue::Add : Epilogue::Store;
+  if (fused) {
     args.w_up = &weights_[static_cast<size_t>(n.weights[1])];
-    args.epilogue = Epilogue::SiluMulRound;
     args.act = &y;
-    const Range tasks = share(args.w->n_pad / kTaskCols, pool_->size(), worker);
-    kernels_.gemm[static_cast<int>(args.w->format)][static_cast<int>(x.act)](args, tasks.begin, tasks.end);
-    return;
   }
-  args.epilogue = n.op == Op::LinearAdd ? Epilogue::Add : Epilogue::Store;
-  args.out = f32(n.out, step.plan);
-  args.ld_out = ld(n.out);
-  if (n.op == Op::LinearAdd) {
-    args.residual = f32(n.b, step.plan);
-    args.ld_residual = ld(n.b);
-  }
-  args.bias = n.vector < 0 ? nullptr : vector_of(n);
-  int tasks = 0, first = 0;
-  for (int index : n.weights) tasks += weights_[static_cast<size_t>(index)].n_pad / kTaskCols;
-  const Range mine = share(tasks, pool_->size(), worker);
-  for (int index : n.weights) {
-    args.w = &weights_[static_cast<size_t>(index)];
-    const int count = args.w->n_pad / kTaskCols;
-    const int begin = std::max(mine.begin - first, 0), end = std::min(mine.end - first, count);
-    if (begin < end) kernels_.gemm[static_cast<int>(args.w->format)][static_cast<int>(x.act)](args, begin, end);
-    first += count;
-    args.out += args.w->n;
-    if (args.residual) args.residual += args.w->n;
-    if (args.bias) args.bias += args.w->n;
-  }
+  const size_t parts = fused ? 1 : n.weights.size();
+  auto run = [&](Range tasks) {
+    int first = 0, col = 0;
+    for (size_t i = 0; i < parts; i++) {
+      const Weight& w = weights_[static_cast<size_t>(n.weights[i])];
+      const int count = w.n_pad / kTaskCols;
+      const int begin = std::max(tasks.begin - first, 0), end = std::min(tasks.end - first, count);
+      args.w = &w;
+      args.out = fused ? nullptr : y.f + col;
+      args.ld_out = y.ld;
+      args.residual = n.op == Op::LinearAdd ? f32(n.b, step.plan) + col : nullptr;
+      args.ld_residual = n.op == Op::LinearAdd ? ld(n.b) : 0;
+      args.bias = n.vector < 0 ? nullptr : vector_of(n) + col;
+      if (begin < end) kernels_.gemm[static_cast<int>(w.format)][static_cast<int>(x.act)](args, begin, end);
+      first += count;
+      col += w.n;
+    }
+  };
+  int tasks = 0;
+  for (size_t i = 0; i < parts; i++) tasks += weights_[static_cast<size_t>(n.weights[i])].n_pad / kTaskCols;
+  const int fixed = rows < kManyRows ? tasks : tasks - tasks / 4;
+  run(share(fixed, pool_->size(), worker));
+  std::atomic<int>& next = counters_[static_cast<size_t>(&n - spec_.nodes.data())].next;
+  for (int task = tasks; fixed < tasks && (task = fixed + next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
+    run({task, task + 1});
 }
 
 // Few rows are split by heads, more by rows, at even positions: two tokens share words of V. k is rotated aside.
