@@ -92,14 +92,21 @@ def test_greedy_in_the_own_format_equals_the_oracle(data: Path, name: str) -> No
     assert check_against(oracle, outputs, MARGINS["auto"]) >= 40  # of 72
 
 
-def test_demo_answers_and_equals_the_oracle(demo: Path) -> None:
+def test_demo_equals_the_oracle(demo: Path) -> None:
     questions = ["What is the capital of France?", "Name three colours.", "What is 2 + 3?"]
     with LLM(str(demo), max_model_len=512) as llm:
         params = SamplingParams(temperature=0, max_tokens=16)
         outputs = llm.chat([[{"role": "user", "content": q}] for q in questions], params)
-    assert "Paris" in outputs[0].outputs[0].text
     oracle = LLM(str(demo), backend="reference", max_model_len=512)
     assert check_against(oracle, outputs, MARGINS["auto"]) >= 20  # of 48
+
+
+def test_demo_knows_a_capital(demo: Path) -> None:
+    """With float32 activations: its first token is so near a tie that int8 activations may turn it."""
+    with LLM(str(demo), activations="f32", max_model_len=512) as llm:
+        question = [{"role": "user", "content": "What is the capital of France?"}]
+        output = llm.chat(question, SamplingParams(temperature=0, max_tokens=16))[0].outputs[0]
+    assert (output.text, output.finish_reason) == ("The capital of France is Paris.", "stop")
 
 
 def test_prompts_in_every_form(tiny: LLM) -> None:
