@@ -30,6 +30,9 @@ MODELS = {
     "f32": (DATA / "arch/llama", "f32"),
     "bf16": (DATA / "arch/llama", "auto"),
 }
+EXPECTED = ["arch/llama", "arch/llama_rope_linear", "arch/llama_rope_llama3"] + [
+    f"gguf/tiny-llama-{kind}.gguf" for kind in ("f16_bf16", "q8_0", "q4_0", "q4_1")
+]
 Loaded = tuple[CpuProgram, CpuState]
 
 
@@ -107,6 +110,24 @@ def test_every_level_runs_and_agrees_with_itself(isa: str) -> None:
     same_bits(whole, logits_of(program, ids, [33, 1, 36], blocks))
     best, _ = load("q4_1", num_threads=2)
     np.testing.assert_allclose(whole, logits_of(best, ids, [70], blocks), atol=0.5)  # int8 steps may differ by one
+
+
+@pytest.mark.parametrize("isa", _native.isa_levels())
+@pytest.mark.parametrize("name", EXPECTED)
+def test_float32_logits_of_the_fixtures(name: str, isa: str) -> None:
+    """Within 2e-3 of transformers' float32 values, in chunks of 1, small and full steps."""
+    path = DATA / name
+    values = np.load(path.with_suffix(".expected.npz") if path.suffix == ".gguf" else path / "expected.npz")
+    checkpoint = open_checkpoint(path)
+    graph = build_graph(checkpoint, "f32")
+    backend = CpuBackend(isa=isa, num_threads=2)
+    weights = backend.pack(graph, checkpoint)
+    program = backend.compile(graph, weights, backend.make_state(graph, [NUM_BLOCKS]), LIMITS)
+    for i in range(3):
+        ids = values[f"ids_{i}"].astype(np.int32)
+        chunks = [1, len(ids) - 1] if i == 1 else [len(ids)]
+        logits = logits_of(program, ids, chunks, table(len(ids)))[values[f"pos_{i}"]]
+        np.testing.assert_allclose(logits, values[f"logits_{i}"], rtol=0, atol=2e-3)
 
 
 def test_neighbours_in_the_step_change_no_bit() -> None:
