@@ -158,8 +158,8 @@ struct Kernels {
   // merge partial[nsplit][ntok * group][D + 2], all splits of tokens [tok0, tok0 + ntok) of one kv head, in order
   void (*attention_merge)(const AttnArgs&, int tok0, int ntok, int kv_head, const float* partial, int nsplit);
   void (*logit_max)(const float* x, int n, LogitMax& out);
-  // sum of exp((x - max) * inv_temperature), float64 over fixed blocks
-  double (*sum_exp)(const float* x, int n, float max, float inv_temperature);
+  // sum of exp((x - max) * inv_temperature) over x >= floor, float64 over fixed blocks
+  double (*sum_exp)(const float* x, int n, float max, float inv_temperature, float floor);
   // token ids with x >= threshold, ascending, into ids[n]; returns their number
   int (*collect)(const float* x, int n, float threshold, int32_t* ids);
   // number of tokens that come before (value, id) in the order of Cut

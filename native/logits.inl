@@ -1,8 +1,7 @@
 // Passes over one row of logits, and the Gumbel draw. The float64 sums run in blocks of kLogitBlock.
 namespace octavo::VEC_NS {
 
-constexpr int kLogitBlock = 256;      // float32 sums in lanes of 16 values, then float64
-constexpr float kMostGumbel = 22.5f;  // noise is at most -log(-log(1 - 2^-32)) = 22.18
+constexpr int kLogitBlock = 256;  // float32 sums in lanes of 16 values, then float64
 
 VEC_INLINE int vector_lanes(int i, int n) { return n - i < 16 ? n - i : 16; }
 
@@ -28,16 +27,17 @@ static void logit_max(const float* x, int n, LogitMax& out) {
   }
 }
 
-static double sum_exp(const float* x, int n, float max, float inv_temperature) {
-  const f32x16 top = set1(max), scale = set1(inv_temperature);
+static double sum_exp(const float* x, int n, float max, float inv_temperature, float floor) {
+  const f32x16 top = set1(max), scale = set1(inv_temperature), low = set1(floor);
   double sum = 0;
   for (int block = 0; block < n; block += kLogitBlock) {
     const int stop = n - block < kLogitBlock ? n : block + kLogitBlock;
     f32x16 acc = zero();
     for (int i = block; i < stop; i += 16) {
       const int lanes = vector_lanes(i, n);
-      f32x16 e = exp((load_n(x + i, lanes) - top) * scale);
-      acc = acc + (lanes == 16 ? e : select(first_lanes(lanes), e, zero()));
+      f32x16 v = load_n(x + i, lanes);
+      mask16 counted = both(first_lanes(lanes), either(less(low, v), equal(low, v)));
+      if (bits(counted)) acc = acc + select(counted, exp((v - top) * scale), zero());
     }
     sum += reduce_add(acc);
   }
@@ -82,10 +82,14 @@ VEC_INLINE u32x16 mix32(u32x16 x) {
   return x ^ (x >> 16);
 }
 
-VEC_INLINE f32x16 gumbel(uint64_t row, i32x16 id) {
+// Uniform in (0, 1) from 31 bits, ends excluded
+VEC_INLINE f32x16 uniform(uint64_t row, i32x16 id) {
   u32x16 h = mix32(as_u32(id) ^ set1_u32((uint32_t)row));
   h = mix32(h + set1_u32((uint32_t)(row >> 32))) >> 1;
-  f32x16 u = min((to_f32(as_i32(h)) + set1(0.5f)) * set1(0x1p-31f), set1(0x1.fffffep-1f));
+  return min((to_f32(as_i32(h)) + set1(0.5f)) * set1(0x1p-31f), set1(0x1.fffffep-1f));
+}
+
+VEC_INLINE f32x16 gumbel(f32x16 u) {
   // -log1p(-u): the rounding error of 1 - u cancels in the quotient (Kahan).
   f32x16 w = set1(1.f) - u, e = -log(w) * (u / (set1(1.f) - w));
   return -log(select(equal(w, set1(1.f)), u, e));
@@ -94,18 +98,23 @@ VEC_INLINE f32x16 gumbel(uint64_t row, i32x16 id) {
 static int gumbel_argmax(const float* x, int n, float max, float inv_temperature, uint64_t key, int position, Cut cut) {
   const uint64_t row = mix64(key + ((uint64_t)position + 1) * 0x9E3779B97F4A7C15u);
   const f32x16 top = set1(max), scale = set1(inv_temperature), lowest = set1(-__builtin_inff());
-  float best = -__builtin_inff();
+  float best = -__builtin_inff(), slack = 0;
   int token = -1;
   for (int i = 0; i < n; i += 16) {
     const int lanes = vector_lanes(i, n);
     const i32x16 id = iota() + i;
     f32x16 v = load_n(x + i, lanes), z = (v - top) * scale;
-    mask16 open = both(first_lanes(lanes), both(before_or_at(v, id, cut), less(set1(best), z + set1(kMostGumbel))));
-    if (!bits(open)) continue;  // cut off, or out of reach of the best whatever the noise
-    f32x16 s = select(open, z + gumbel(row, id), lowest);
+    mask16 open = both(first_lanes(lanes), before_or_at(v, id, cut));
+    if (!bits(open)) continue;
+    // Noise is at most -log(u), so only u <= exp(z - best) can win; slack: what rounding may add.
+    f32x16 u = uniform(row, id), bound = exp(min(z - set1(best) + set1(slack), set1(1.f)));
+    open = both(open, less(u, bound));
+    if (!bits(open)) continue;
+    f32x16 s = select(open, z + gumbel(u), lowest);
     const float most = reduce_max(s);
     if (most > best) {
       best = most;
+      slack = 1e-4f + __builtin_fabsf(best) * 0x1p-21f;
       token = i + __builtin_ctz(bits(equal(s, set1(most))));
     }
   }

@@ -8,6 +8,7 @@ namespace octavo {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr int kFewTokens = 64;                   // that are sorted rather than narrowed further
 constexpr float kMaxInverseTemperature = 1e30f;  // sampling.definition.MAX_INVERSE_TEMPERATURE
 
 // One row and its logits. The order of tokens is always logit descending, id ascending.
@@ -46,14 +47,27 @@ struct Row {
     scratch.saved.clear();
   }
 
-  // scratch.ids = the first tokens of the order, at least `count` of those with x >= floor where there are so many;
-  // at most a few times more. Widens a window below the maximum, since few tokens are near it.
+  int count_from(float threshold) const { return kernels.count_before(x, vocab, threshold, vocab); }
+
+  // scratch.ids = the tokens with x >= a threshold >= floor: at least `count` where there are so many, and not many more.
+  // Most tokens are far below the maximum, so the threshold is sought from there.
   int collect_first(const LogitMax& top, int count, float floor) {
-    for (float width = 4;; width *= 2) {
-      const float threshold = width < 1e6f ? std::max(top.max - width, floor) : floor;
-      const int found = kernels.collect(x, vocab, threshold, scratch.ids.data());
-      if (found >= count || !(threshold > floor)) return found;
+    float low = top.max, high = top.max, width = 1;
+    int found = count_from(low);
+    while (found < count && low > floor) {
+      high = low;
+      low = width < 1e6f ? std::max(top.max - width, floor) : floor;
+      width *= 4;
+      found = count_from(low);
     }
+    while (found > 4 * count + 64) {
+      const float middle = low + (high - low) / 2;
+      if (!(low < middle && middle < high)) break;
+      const int there = count_from(middle);
+      if (there >= count) low = middle, found = there;
+      else high = middle;
+    }
+    return kernels.collect(x, vocab, low, scratch.ids.data());
   }
 
   // The first `count` of scratch.ids[0, found) to its front, in order.
@@ -76,18 +90,22 @@ struct Row {
     return mass;
   }
 
+  // The logit of exp(-nats) times the greatest probability
+  static float below(const LogitMax& top, double nats, float inverse) {
+    const double lowest = std::numeric_limits<float>::lowest();
+    return static_cast<float>(std::max(lowest, static_cast<double>(top.max) - nats / static_cast<double>(inverse)));
+  }
+
   // Where top-k, min-p and top-p cut the order.
   Cut truncate(const LogitMax& top, float inverse) {
     const int top_k = in.top_k[r];
     const float min_p = in.min_p[r], top_p = in.top_p[r];
     Cut cut{-kInf, vocab};
-    if (min_p > 0)
-      cut.value = static_cast<float>(static_cast<double>(top.max) +
-                                     std::log(static_cast<double>(min_p)) / static_cast<double>(inverse));
+    if (min_p > 0) cut.value = below(top, -std::log(static_cast<double>(min_p)), inverse);
     int found = -1;  // number of ids collected
     if (top_k > 0 && top_k < vocab) {
       found = collect_first(top, top_k, std::max(cut.value, std::numeric_limits<float>::lowest()));
-      if (found > top_k) {
+      if (found >= top_k) {
         const auto ids = scratch.ids.begin();
         std::nth_element(ids, ids + (top_k - 1), ids + found, [this](int32_t a, int32_t b) { return before(a, b); });
         found = top_k;
@@ -95,29 +113,37 @@ struct Row {
       }
     }
     if (!(top_p < 1)) return cut;
-    double wanted;
-    if (found >= 0 || min_p > 0) {  // a share of the kept
-      if (found < 0) found = kernels.collect(x, vocab, cut.value, scratch.ids.data());
-      wanted = static_cast<double>(top_p) * mass_of(found, top, inverse);
-    } else {
-      const double all = kernels.sum_exp(x, vocab, top.max, inverse);
-      wanted = static_cast<double>(top_p) * all;
-      // Tokens more than log(vocab / ((1 - p) all)) below the maximum have less than 1 - p together.
-      const double enough = std::log(vocab / ((1 - static_cast<double>(top_p)) * all)) + 1;
-      found =
-          kernels.collect(x, vocab, static_cast<float>(top.max - std::min(6.0, enough) / inverse), scratch.ids.data());
-      if (enough > 6 && mass_of(found, top, inverse) < wanted) {
-        const float lowest = std::numeric_limits<float>::lowest();
-        found = kernels.collect(x, vocab, std::max(lowest, static_cast<float>(top.max - enough / inverse)),
-                                scratch.ids.data());
+    if (found >= 0) return cut_at_mass(found, 0, top_p * mass_of(found, top, inverse), top, inverse, cut);
+    // Narrow [low, high) around the cut: what is >= high has less than the wanted mass, what is >= low has it.
+    const double all = kernels.sum_exp(x, vocab, top.max, inverse, cut.value), wanted = top_p * all;
+    // Tokens more than log(vocab / ((1 - p) all)) below the maximum have less than 1 - p together.
+    const double enough = std::log(vocab / ((1 - static_cast<double>(top_p)) * all)) + 1;
+    float low = std::max(cut.value, below(top, enough, inverse)), high = std::nextafter(top.max, kInf);
+    double above = 0;
+    int inside = count_from(low);  // tokens in [low, high)
+    for (int before_high = 0; inside > kFewTokens;) {
+      const float middle = low + (high - low) / 2;
+      if (!(low < middle && middle < high)) break;
+      const double mass = kernels.sum_exp(x, vocab, top.max, inverse, middle);
+      const int there = count_from(middle);
+      if (mass >= wanted) {
+        low = middle;
+        inside = there - before_high;
+      } else {
+        high = middle;
+        inside -= there - before_high;
+        before_high = there;
+        above = mass;
       }
     }
-    return cut_at_mass(found, wanted, top, inverse, cut);
+    found = kernels.collect(x, vocab, low, scratch.ids.data());
+    const auto ids = scratch.ids.begin();
+    found = static_cast<int>(std::remove_if(ids, ids + found, [&](int32_t id) { return x[id] >= high; }) - ids);
+    return cut_at_mass(found, above, wanted, top, inverse, cut);
   }
 
-  // Sorts the front of scratch.ids piece by piece until the running sum reaches `wanted`.
-  Cut cut_at_mass(int found, double wanted, const LogitMax& top, float inverse, Cut otherwise) {
-    double mass = 0;
+  // Sorts the front of scratch.ids piece by piece until the running sum, from `mass`, reaches `wanted`.
+  Cut cut_at_mass(int found, double mass, double wanted, const LogitMax& top, float inverse, Cut otherwise) {
     auto less = [this](int32_t a, int32_t b) { return before(a, b); };
     for (int start = 0, piece = 32; start < found; start += piece, piece *= 4) {
       const auto ids = scratch.ids.begin();
@@ -144,7 +170,7 @@ struct Row {
   }
 
   void score(int token, const LogitMax& top, const SampledArrays& out) {
-    const double log_sum = std::log(kernels.sum_exp(x, vocab, top.max, 1));
+    const double log_sum = std::log(kernels.sum_exp(x, vocab, top.max, 1, -kInf));
     auto logprob = [&](int32_t id) {
       return static_cast<float>(static_cast<double>(x[id]) - static_cast<double>(top.max) - log_sum);
     };

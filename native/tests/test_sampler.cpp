@@ -54,12 +54,14 @@ void test_passes(const Kernels& k) {
     k.logit_max(x.data(), n, top);
     const int best = static_cast<int>(std::max_element(x.begin(), x.end()) - x.begin());
     CHECK(top.valid && top.max == x[best] && top.argmax == best);
-    for (float inverse : {1.f, 0.37f, 1e30f}) {
-      double sum = 0;
-      for (float v : x) sum += std::exp((static_cast<double>(v) - top.max) * inverse);
-      // Every term: three roundings of its exponent (at most 104 where it counts) and 4 units of exp2; 16 float32 sums.
-      CHECK(std::abs(k.sum_exp(x.data(), n, top.max, inverse) - sum) <= sum * kEps * (4 * 104 + 20) * 0.25);
-    }
+    for (float inverse : {1.f, 0.37f, 1e30f})
+      for (float floor : {-kInf, 0.f, x[best]}) {
+        double sum = 0;
+        for (float v : x) sum += v >= floor ? std::exp((static_cast<double>(v) - top.max) * inverse) : 0;
+        // A term: two roundings of its exponent, at most 104 where it counts, and exp2; 16 + 4 float32 additions.
+        const double got = k.sum_exp(x.data(), n, top.max, inverse, floor);
+        CHECK(std::abs(got - sum) <= sum * kEps * (2 * 104 + 4 + 20));
+      }
     std::vector<int32_t> ids(n + 1, -7), wanted;
     for (float t : {-kInf, -1.f, 0.f, x[best], kInf}) {
       wanted.clear();
