@@ -39,25 +39,21 @@ struct Pages {
   VEC_INLINE const uint8_t* block(int i) const { return base + blocks[i] * stride; }
 };
 
-// acc[r][n] += word of row r times line n. The smaller side stays in registers.
+// acc[r][n] += word of row r times line n, in an order whose operands fit beside the accumulators. Lines are loaded where
+// they are used: GCC 12 keeps an array of them in memory.
 template <class Kv, int R, int N, int Stride>
 VEC_INLINE void dots(f32x16 (&acc)[R][N], const uint32_t* words, const uint8_t* const (&lines)[N], int64_t at) {
-  if constexpr (R > N) {
-    i32x16 line[N];
-#pragma GCC unroll 8
-    for (int n = 0; n < N; n++) line[n] = load_line(lines[n] + at);
+  if constexpr (R > N && R * N + R > kChains + 4) {
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
-      const uint32_t word = words[r * Stride];
 #pragma GCC unroll 8
-      for (int n = 0; n < N; n++) acc[r][n] = Kv::dot(acc[r][n], line[n], word);
+      for (int n = 0; n < N; n++) acc[r][n] = Kv::dot(acc[r][n], load_line(lines[n] + at), words[r * Stride]);
     }
   } else {
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) {
-      const i32x16 line = load_line(lines[n] + at);
 #pragma GCC unroll 12
-      for (int r = 0; r < R; r++) acc[r][n] = Kv::dot(acc[r][n], line, words[r * Stride]);
+      for (int r = 0; r < R; r++) acc[r][n] = Kv::dot(acc[r][n], load_line(lines[n] + at), words[r * Stride]);
     }
   }
 }
