@@ -4,8 +4,7 @@ namespace octavo::VEC_NS {
 constexpr int kZeroPoint[kFormats] = {0, 0, 0, 128, 8, 0};
 
 // 64 K x 32 columns of a task: out[64][32]
-template <Format F>
-static void decode_unit(const uint8_t* task, size_t panel_bytes, int unit, float* out) {
+template <Format F> static void decode_unit(const uint8_t* task, size_t panel_bytes, int unit, float* out) {
   if constexpr (F == Format::F32) {
     memcpy(out, task + unit * unit_bytes(F), unit_bytes(F));
   } else if constexpr (F == Format::F16) {
@@ -40,8 +39,7 @@ static void decode_unit(const uint8_t* task, size_t panel_bytes, int unit, float
 }
 
 // Columns [k0, k0 + 64) of rows [row, row + n): out[n][64]
-template <Act A>
-static void decode_rows(const Activation& x, int row, int n, int k0, float* out) {
+template <Act A> static void decode_rows(const Activation& x, int row, int n, int k0, float* out) {
   for (int r = row; r < row + n; r++, out += 64)
     if constexpr (A == Act::BF16) {
       for (int c = 0; c < 64; c += 16) store(out + c, load_bf16(x.h + r * x.ld + k0 + c));
@@ -54,8 +52,7 @@ static void decode_rows(const Activation& x, int row, int n, int k0, float* out)
 }
 
 // Rows ids[row] of a weight, float32
-template <Format F>
-static void embed(const Weight& w, const int32_t* ids, float* y, int64_t ldy, int row0, int row1) {
+template <Format F> static void embed(const Weight& w, const int32_t* ids, float* y, int64_t ldy, int row0, int row1) {
   constexpr int kCols = panel_cols(F);
   for (int row = row0; row < row1; row++) {
     const uint8_t* panel = w.data + ids[row] / kCols * w.panel_bytes;

@@ -47,13 +47,12 @@ GEMM_TILE static void tile_a8(const uint8_t* w, const Activation& x, int row, fl
           if constexpr (F == Format::W4F) dot[r - r0] = set1_i32(0);
           else dot[r - r0] = set1_i32(nsum[r]) << (F == Format::W8 ? 7 : 3);  // zero point 128 or 8
         }
-        GEMM_UNROLL for (int j = 0; j < 8; j++)
-          GEMM_UNROLL for (int r = r0; r < r0 + kInterleave; r++) if (r < MR) {
-            int32_t quad;
-            memcpy(&quad, q + r * 32 + 4 * j, 4);
-            if constexpr (F == Format::W8) dot[r - r0] = dot4_u8s8(dot[r - r0], b[j], quad);
-            else dot[r - r0] = dot4_u4s8(dot[r - r0], b[j], quad);
-          }
+        GEMM_UNROLL for (int j = 0; j < 8; j++) GEMM_UNROLL for (int r = r0; r < r0 + kInterleave; r++) if (r < MR) {
+          int32_t quad;
+          memcpy(&quad, q + r * 32 + 4 * j, 4);
+          if constexpr (F == Format::W8) dot[r - r0] = dot4_u8s8(dot[r - r0], b[j], quad);
+          else dot[r - r0] = dot4_u4s8(dot[r - r0], b[j], quad);
+        }
         GEMM_UNROLL for (int r = r0; r < r0 + kInterleave; r++) if (r < MR) {
           acc[r] = fma(to_f32(dot[r - r0]), scale * set1(s[r]), acc[r]);
           if constexpr (F == Format::W4F) acc[r] = fma(minimum, set1(t[r]), acc[r]);
@@ -68,8 +67,9 @@ GEMM_TILE static void tile_a8(const uint8_t* w, const Activation& x, int row, fl
 // ---------------------------------------------------------------- float weights, MR rows x 32 columns
 
 // Row r of a tile is reached from every third row by one of three offsets, so that few registers address all rows.
-template <class T>
-VEC_INLINE const T* row_of(const T* const* base, int64_t ld, int r) { return base[r / 3] + ld * (r % 3); }
+template <class T> VEC_INLINE const T* row_of(const T* const* base, int64_t ld, int r) {
+  return base[r / 3] + ld * (r % 3);
+}
 
 template <int MR>
 GEMM_TILE static void tile_bf16(const uint8_t* w, int pairs, const uint16_t* x, int64_t ld, float* y, bool fetch) {
@@ -114,11 +114,9 @@ GEMM_TILE static void tile_f32(const uint8_t* w, int k, const float* x, int64_t 
 
 // ---------------------------------------------------------------- products: y[n][32] = rows [row, row + n) of one task
 
-template <Format F>
-struct ProductA8 {
+template <Format F> struct ProductA8 {
   static constexpr int kRows = kMaxRows;
-  template <int MR = kRows>
-  static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
+  template <int MR = kRows> static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
     if constexpr (MR > 1)
       if (n < MR) return run<MR - 1>(w, x, task, row, n, y);
     const uint8_t* data = task_data(w, task);
@@ -129,8 +127,7 @@ struct ProductA8 {
 
 struct ProductBf16 {
   static constexpr int kRows = kMaxRowsWide;
-  template <int MR = kRows>
-  static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
+  template <int MR = kRows> static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
     if constexpr (MR > 1)
       if (n < MR) return run<MR - 1>(w, x, task, row, n, y);
     tile_bf16<MR>(task_data(w, task), w.k_pad / 2, x.h + row * x.ld, x.ld, y, row == 0);
@@ -148,8 +145,7 @@ VEC_INLINE void clear(float* y, int n) {
   for (int i = 0; i < 2 * n; i++) store(y + 16 * i, zero());
 }
 
-template <Format F>
-struct ProductF32 {
+template <Format F> struct ProductF32 {
   static constexpr int kRows = kMaxRowsWide;
   static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
     clear(y, n);
@@ -158,8 +154,7 @@ struct ProductF32 {
 };
 
 // Any pair: blocks of both operands are decoded to float32 in L1.
-template <Format F, Act A>
-struct ProductDecoded {
+template <Format F, Act A> struct ProductDecoded {
   static constexpr int kRows = 48, kDepth = 64;  // 8 KB of weights, 12 KB of activations, 6 KB of results
   static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
     alignas(64) float wf[kDepth * 32], xf[A == Act::F32 ? 1 : kRows * kDepth];
@@ -201,8 +196,7 @@ VEC_INLINE void finish_silu_mul(const GemmArgs& a, int task, int row, int n, con
   }
 }
 
-template <class Product>
-static void gemm(const GemmArgs& a, int task0, int task1) {
+template <class Product> static void gemm(const GemmArgs& a, int task0, int task1) {
   alignas(64) float y[Product::kRows * kTaskCols], up[Product::kRows * kTaskCols];
   const int rows = a.x->rows;
   for (int task = task0; task < task1; task++) {

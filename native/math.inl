@@ -1,7 +1,7 @@
 // Elementary functions on 16 lanes, the same operations in the same order at every level. NaN in, NaN out.
 namespace octavo::VEC_NS {
 
-// 2^x for x < 127.5; x below -125 counts as -125. Relative error 2e-7. The integer part comes from adding 1.5 * 2^23 and
+// 2^x for x < 127.5; x below -125 counts as -125. Relative error 2e-7. The integer part comes of adding 1.5 * 2^23 and
 // goes into the exponent by an integer addition, which the floating-point pipes do not see.
 VEC_INLINE f32x16 exp2(f32x16 x) {
   const f32x16 magic = set1(12582912.f);
@@ -29,7 +29,8 @@ VEC_INLINE f32x16 log(f32x16 x) {
   p = fma(p, s2, set1(2.f / 5));
   p = fma(p, s2, set1(2.f / 3));
   p = fma(p * s2, s, s + s);
-  return fma(ef, set1(6.93359375e-1f), fma(ef, set1(-2.12194440e-4f), p));  // ln(2) in two parts, the first exact in 10 bits
+  return fma(ef, set1(6.93359375e-1f),
+             fma(ef, set1(-2.12194440e-4f), p));  // ln(2) in two parts, the first exact in 10 bits
 }
 
 VEC_INLINE f32x16 silu(f32x16 x) {

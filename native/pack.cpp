@@ -8,8 +8,7 @@ namespace {
 int up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // One float panel: columns [col, end) of T from row-major rows. Pairs puts two K of a column side by side.
-template <class T, bool Pairs>
-void pack_floats(const uint8_t* src, size_t row_bytes, int cols, int k, uint8_t* dst) {
+template <class T, bool Pairs> void pack_floats(const uint8_t* src, size_t row_bytes, int cols, int k, uint8_t* dst) {
   constexpr int kStep = 64 / sizeof(T);  // a line of the source at a time, so that the panel is written in order
   for (int k0 = 0; k0 < k; k0 += kStep)
     for (int c = 0; c < cols; c++) {
@@ -25,8 +24,7 @@ void pack_floats(const uint8_t* src, size_t row_bytes, int cols, int k, uint8_t*
 
 // One integer panel. A source block is [scale][minimum][values]; four bytes of values are one column of a line: for
 // nibbles GGUF's byte i holds K i and i + 16, which is the packed order as well.
-template <Format F>
-void pack_blocks(const uint8_t* src, size_t row_bytes, int cols, int k, uint8_t* dst) {
+template <Format F> void pack_blocks(const uint8_t* src, size_t row_bytes, int cols, int k, uint8_t* dst) {
   constexpr int kHeader = F == Format::W4F ? 4 : 2, kLines = F == Format::W8 ? 8 : 4;
   constexpr int kBlock = kHeader + 4 * kLines;
   for (int g = 0; g < k / 32; g++) {

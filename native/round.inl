@@ -7,6 +7,7 @@ VEC_INLINE void put32(const Activation& y, int row, int group, f32x16 a, f32x16 
   if (y.act == Act::A8) {
     // As integers, magnitudes keep their order and a NaN is the largest, so it reaches the scale.
     float m = __builtin_bit_cast(float, reduce_max(max(as_i32(abs(a)), as_i32(abs(b)))));
+    if (!(m < __builtin_inff())) a = b = zero();  // NaN or infinity is in the scale; there is no such integer
     float s = m / 127.f, inverse = m >= 0x1p-120f ? 127.f / m : 0.f;
     i32x16 qa = to_i32(a * set1(inverse)), qb = to_i32(b * set1(inverse));
     int32_t sum = reduce_add(qa + qb);

@@ -19,9 +19,9 @@ using f32x16 = __m512;
 typedef int i32x16 __attribute__((vector_size(64), may_alias));
 typedef unsigned u32x16 __attribute__((vector_size(64), may_alias));
 using mask16 = __mmask16;
-constexpr int kMaxRows = 16;       // rows of a tile 16 columns wide that fit the registers
-constexpr int kMaxRowsWide = 12;   // rows of a tile 32 columns wide
-constexpr int kInterleave = 4;     // rows whose integer dots are issued in turn
+constexpr int kMaxRows = 16;      // rows of a tile 16 columns wide that fit the registers
+constexpr int kMaxRowsWide = 12;  // rows of a tile 32 columns wide
+constexpr int kInterleave = 4;    // rows whose integer dots are issued in turn
 
 VEC_INLINE mask16 first_lanes(int n) { return (mask16)_bzhi_u32(0xffff, (unsigned)n); }
 
@@ -40,6 +40,7 @@ VEC_INLINE void store_n(float* p, f32x16 v, int n) { _mm512_mask_storeu_ps(p, fi
 VEC_INLINE void store(int32_t* p, i32x16 v) { _mm512_storeu_si512(p, (__m512i)v); }
 VEC_INLINE void store_line(void* p, i32x16 v) { _mm512_storeu_si512(p, (__m512i)v); }
 VEC_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+VEC_INLINE void prefetch_l2(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 
 VEC_INLINE i32x16 as_i32(f32x16 v) { return (i32x16)_mm512_castps_si512(v); }
 VEC_INLINE i32x16 as_i32(u32x16 v) { return (i32x16)v; }
@@ -51,8 +52,8 @@ VEC_INLINE f32x16 to_f32(i32x16 v) { return _mm512_cvtepi32_ps((__m512i)v); }
 VEC_INLINE i32x16 to_i32(f32x16 v) { return (i32x16)_mm512_cvtps_epi32(v); }  // to nearest even, |v| < 2^22
 
 VEC_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
-VEC_INLINE f32x16 max(f32x16 a, f32x16 b) { return _mm512_max_ps(a, b); }  // a > b ? a : b
-VEC_INLINE f32x16 min(f32x16 a, f32x16 b) { return _mm512_min_ps(a, b); }  // a < b ? a : b
+VEC_INLINE f32x16 max(f32x16 a, f32x16 b) { return _mm512_max_ps(a, b); }                 // a > b ? a : b
+VEC_INLINE f32x16 min(f32x16 a, f32x16 b) { return _mm512_min_ps(a, b); }                 // a < b ? a : b
 VEC_INLINE i32x16 max(i32x16 a, i32x16 b) { return (i32x16)_mm512_max_epi32((__m512i)a, (__m512i)b); }
 VEC_INLINE f32x16 abs(f32x16 v) { return _mm512_abs_ps(v); }
 VEC_INLINE f32x16 sqrt(f32x16 v) { return _mm512_sqrt_ps(v); }
@@ -63,7 +64,7 @@ VEC_INLINE mask16 less(i32x16 a, i32x16 b) { return _mm512_cmplt_epi32_mask((__m
 VEC_INLINE mask16 equal(i32x16 a, i32x16 b) { return _mm512_cmpeq_epi32_mask((__m512i)a, (__m512i)b); }
 VEC_INLINE mask16 both(mask16 a, mask16 b) { return (mask16)(a & b); }
 VEC_INLINE mask16 either(mask16 a, mask16 b) { return (mask16)(a | b); }
-VEC_INLINE uint32_t bits(mask16 m) { return m; }  // bit i is lane i
+VEC_INLINE uint32_t bits(mask16 m) { return m; }                                                  // bit i is lane i
 VEC_INLINE f32x16 select(mask16 m, f32x16 a, f32x16 b) { return _mm512_mask_blend_ps(m, b, a); }  // m ? a : b
 VEC_INLINE i32x16 select(mask16 m, i32x16 a, i32x16 b) {
   return (i32x16)_mm512_mask_blend_epi32(m, (__m512i)b, (__m512i)a);

@@ -1,5 +1,5 @@
-// 16 lanes as kParts vectors of kLanes, in the compiler's portable vector types: what vec_avx2.h and vec_generic.h share.
-// The includer defines VEC_NS and VEC_LANES; see vec_avx512.h for the meaning of each name.
+// 16 lanes as kParts vectors of kLanes, in the compiler's portable vector types: the common part of vec_avx2.h and
+// vec_generic.h. The includer defines VEC_NS and VEC_LANES; see vec_avx512.h for the meaning of each name.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -16,11 +16,21 @@ typedef int16_t i16v __attribute__((vector_size(VEC_LANES * 4)));
 typedef uint16_t u16v __attribute__((vector_size(VEC_LANES * 2)));
 typedef int8_t i8v __attribute__((vector_size(VEC_LANES)));
 
-struct f32x16 { f32v v[kParts]; };
-struct i32x16 { i32v v[kParts]; };
-struct u32x16 { u32v v[kParts]; };
-struct mask16 { i32v v[kParts]; };  // lanes of 0 or -1
+// the lanes of a mask are 0 or -1
+struct f32x16 {
+  f32v v[kParts];
+};
+struct i32x16 {
+  i32v v[kParts];
+};
+struct u32x16 {
+  u32v v[kParts];
+};
+struct mask16 {
+  i32v v[kParts];
+};
 
+// clang-format off: a table, one operator a cell
 #define VEC_EACH _Pragma("GCC unroll 4") for (int i = 0; i < kParts; i++)
 #define VEC_OPERATOR(T, op) \
   VEC_INLINE T operator op(T a, T b) { VEC_EACH a.v[i] = a.v[i] op b.v[i]; return a; }
@@ -32,20 +42,43 @@ VEC_OPERATOR(i32x16, &) VEC_OPERATOR(i32x16, |) VEC_OPERATOR(i32x16, ^)
 VEC_OPERATOR(u32x16, +) VEC_OPERATOR(u32x16, -) VEC_OPERATOR(u32x16, *)
 VEC_OPERATOR(u32x16, &) VEC_OPERATOR(u32x16, |) VEC_OPERATOR(u32x16, ^)
 VEC_SCALAR(i32x16, int32_t, +) VEC_SCALAR(i32x16, int32_t, -) VEC_SCALAR(i32x16, int32_t, *)
-VEC_SCALAR(i32x16, int32_t, &) VEC_SCALAR(i32x16, int32_t, |) VEC_SCALAR(i32x16, int32_t, <<) VEC_SCALAR(i32x16, int32_t, >>)
+VEC_SCALAR(i32x16, int32_t, &) VEC_SCALAR(i32x16, int32_t, |)
+VEC_SCALAR(i32x16, int32_t, <<) VEC_SCALAR(i32x16, int32_t, >>)
 VEC_SCALAR(u32x16, uint32_t, +) VEC_SCALAR(u32x16, uint32_t, -) VEC_SCALAR(u32x16, uint32_t, *)
 VEC_SCALAR(u32x16, uint32_t, &) VEC_SCALAR(u32x16, uint32_t, |) VEC_SCALAR(u32x16, uint32_t, ^)
 VEC_SCALAR(u32x16, int, <<) VEC_SCALAR(u32x16, int, >>)
 #undef VEC_OPERATOR
 #undef VEC_SCALAR
-VEC_INLINE f32x16 operator-(f32x16 a) { VEC_EACH a.v[i] = -a.v[i]; return a; }
-VEC_INLINE i32x16 operator-(i32x16 a) { VEC_EACH a.v[i] = -a.v[i]; return a; }
-VEC_INLINE i32x16 operator~(i32x16 a) { VEC_EACH a.v[i] = ~a.v[i]; return a; }
-VEC_INLINE u32x16 operator~(u32x16 a) { VEC_EACH a.v[i] = ~a.v[i]; return a; }
+static_assert(kParts * kLanes == 16);
+// clang-format on
+VEC_INLINE f32x16 operator-(f32x16 a) {
+  VEC_EACH a.v[i] = -a.v[i];
+  return a;
+}
+VEC_INLINE i32x16 operator-(i32x16 a) {
+  VEC_EACH a.v[i] = -a.v[i];
+  return a;
+}
+VEC_INLINE i32x16 operator~(i32x16 a) {
+  VEC_EACH a.v[i] = ~a.v[i];
+  return a;
+}
+VEC_INLINE u32x16 operator~(u32x16 a) {
+  VEC_EACH a.v[i] = ~a.v[i];
+  return a;
+}
 
 // By part: GCC 12 copies the whole struct through the stack.
-VEC_INLINE f32x16 load(const float* p) { f32x16 r; VEC_EACH memcpy(&r.v[i], p + i * kLanes, sizeof r.v[i]); return r; }
-VEC_INLINE i32x16 load(const int32_t* p) { i32x16 r; VEC_EACH memcpy(&r.v[i], p + i * kLanes, sizeof r.v[i]); return r; }
+VEC_INLINE f32x16 load(const float* p) {
+  f32x16 r;
+  VEC_EACH memcpy(&r.v[i], p + i * kLanes, sizeof r.v[i]);
+  return r;
+}
+VEC_INLINE i32x16 load(const int32_t* p) {
+  i32x16 r;
+  VEC_EACH memcpy(&r.v[i], p + i * kLanes, sizeof r.v[i]);
+  return r;
+}
 VEC_INLINE i32x16 load_line(const void* p) { return load((const int32_t*)p); }
 VEC_INLINE void store(float* p, f32x16 a) { VEC_EACH memcpy(p + i * kLanes, &a.v[i], sizeof a.v[i]); }
 VEC_INLINE void store(int32_t* p, i32x16 a) { VEC_EACH memcpy(p + i * kLanes, &a.v[i], sizeof a.v[i]); }
@@ -61,23 +94,64 @@ VEC_INLINE void store_n(float* p, f32x16 v, int n) {
   for (int i = 0; i < n; i++) p[i] = lane[i];
 }
 VEC_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+VEC_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 VEC_INLINE f32x16 zero() { return f32x16{}; }
-VEC_INLINE f32x16 set1(float x) { f32x16 r; VEC_EACH r.v[i] = x - f32v{}; return r; }
-VEC_INLINE i32x16 set1_i32(int32_t x) { i32x16 r; VEC_EACH r.v[i] = x - i32v{}; return r; }
-VEC_INLINE u32x16 set1_u32(uint32_t x) { u32x16 r; VEC_EACH r.v[i] = x - u32v{}; return r; }
+VEC_INLINE f32x16 set1(float x) {
+  f32x16 r;
+  VEC_EACH r.v[i] = x - f32v{};
+  return r;
+}
+VEC_INLINE i32x16 set1_i32(int32_t x) {
+  i32x16 r;
+  VEC_EACH r.v[i] = x - i32v{};
+  return r;
+}
+VEC_INLINE u32x16 set1_u32(uint32_t x) {
+  u32x16 r;
+  VEC_EACH r.v[i] = x - u32v{};
+  return r;
+}
 VEC_INLINE i32x16 iota() {
   const int32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   return load(lane);
 }
 
-VEC_INLINE i32x16 as_i32(f32x16 a) { i32x16 r; VEC_EACH r.v[i] = (i32v)a.v[i]; return r; }
-VEC_INLINE i32x16 as_i32(u32x16 a) { i32x16 r; VEC_EACH r.v[i] = (i32v)a.v[i]; return r; }
-VEC_INLINE u32x16 as_u32(f32x16 a) { u32x16 r; VEC_EACH r.v[i] = (u32v)a.v[i]; return r; }
-VEC_INLINE u32x16 as_u32(i32x16 a) { u32x16 r; VEC_EACH r.v[i] = (u32v)a.v[i]; return r; }
-VEC_INLINE f32x16 as_f32(i32x16 a) { f32x16 r; VEC_EACH r.v[i] = (f32v)a.v[i]; return r; }
-VEC_INLINE f32x16 as_f32(u32x16 a) { f32x16 r; VEC_EACH r.v[i] = (f32v)a.v[i]; return r; }
-VEC_INLINE f32x16 to_f32(i32x16 a) { f32x16 r; VEC_EACH r.v[i] = __builtin_convertvector(a.v[i], f32v); return r; }
+VEC_INLINE i32x16 as_i32(f32x16 a) {
+  i32x16 r;
+  VEC_EACH r.v[i] = (i32v)a.v[i];
+  return r;
+}
+VEC_INLINE i32x16 as_i32(u32x16 a) {
+  i32x16 r;
+  VEC_EACH r.v[i] = (i32v)a.v[i];
+  return r;
+}
+VEC_INLINE u32x16 as_u32(f32x16 a) {
+  u32x16 r;
+  VEC_EACH r.v[i] = (u32v)a.v[i];
+  return r;
+}
+VEC_INLINE u32x16 as_u32(i32x16 a) {
+  u32x16 r;
+  VEC_EACH r.v[i] = (u32v)a.v[i];
+  return r;
+}
+VEC_INLINE f32x16 as_f32(i32x16 a) {
+  f32x16 r;
+  VEC_EACH r.v[i] = (f32v)a.v[i];
+  return r;
+}
+VEC_INLINE f32x16 as_f32(u32x16 a) {
+  f32x16 r;
+  VEC_EACH r.v[i] = (f32v)a.v[i];
+  return r;
+}
+VEC_INLINE f32x16 to_f32(i32x16 a) {
+  f32x16 r;
+  VEC_EACH r.v[i] = __builtin_convertvector(a.v[i], f32v);
+  return r;
+}
 // Adding 1.5 * 2^23 leaves the nearest even integer in the low mantissa bits.
 VEC_INLINE i32x16 to_i32(f32x16 a) { return as_i32(a + set1(12582912.f)) - as_i32(set1(12582912.f)); }
 
@@ -89,20 +163,45 @@ VEC_INLINE i32x16 select(mask16 m, i32x16 a, i32x16 b) {
   VEC_EACH a.v[i] = (m.v[i] & a.v[i]) | (~m.v[i] & b.v[i]);
   return a;
 }
-VEC_INLINE mask16 less(f32x16 a, f32x16 b) { mask16 m; VEC_EACH m.v[i] = a.v[i] < b.v[i]; return m; }
-VEC_INLINE mask16 equal(f32x16 a, f32x16 b) { mask16 m; VEC_EACH m.v[i] = a.v[i] == b.v[i]; return m; }
-VEC_INLINE mask16 less(i32x16 a, i32x16 b) { mask16 m; VEC_EACH m.v[i] = a.v[i] < b.v[i]; return m; }
-VEC_INLINE mask16 equal(i32x16 a, i32x16 b) { mask16 m; VEC_EACH m.v[i] = a.v[i] == b.v[i]; return m; }
+VEC_INLINE mask16 less(f32x16 a, f32x16 b) {
+  mask16 m;
+  VEC_EACH m.v[i] = a.v[i] < b.v[i];
+  return m;
+}
+VEC_INLINE mask16 equal(f32x16 a, f32x16 b) {
+  mask16 m;
+  VEC_EACH m.v[i] = a.v[i] == b.v[i];
+  return m;
+}
+VEC_INLINE mask16 less(i32x16 a, i32x16 b) {
+  mask16 m;
+  VEC_EACH m.v[i] = a.v[i] < b.v[i];
+  return m;
+}
+VEC_INLINE mask16 equal(i32x16 a, i32x16 b) {
+  mask16 m;
+  VEC_EACH m.v[i] = a.v[i] == b.v[i];
+  return m;
+}
 VEC_INLINE i32x16 max(i32x16 a, i32x16 b) { return select(less(b, a), a, b); }
-VEC_INLINE mask16 both(mask16 a, mask16 b) { VEC_EACH a.v[i] &= b.v[i]; return a; }
-VEC_INLINE mask16 either(mask16 a, mask16 b) { VEC_EACH a.v[i] |= b.v[i]; return a; }
+VEC_INLINE mask16 both(mask16 a, mask16 b) {
+  VEC_EACH a.v[i] &= b.v[i];
+  return a;
+}
+VEC_INLINE mask16 either(mask16 a, mask16 b) {
+  VEC_EACH a.v[i] |= b.v[i];
+  return a;
+}
 VEC_INLINE mask16 first_lanes(int n) { return less(iota(), set1_i32(n)); }
 VEC_INLINE uint32_t bits(mask16 m) {
   uint32_t r = 0;
   for (int i = 0; i < 16; i++) r |= (uint32_t)(m.v[i / kLanes][i % kLanes] & 1) << i;
   return r;
 }
-VEC_INLINE f32x16 abs(f32x16 a) { VEC_EACH a.v[i] = (f32v)((i32v)a.v[i] & 0x7fffffff); return a; }
+VEC_INLINE f32x16 abs(f32x16 a) {
+  VEC_EACH a.v[i] = (f32v)((i32v)a.v[i] & 0x7fffffff);
+  return a;
+}
 
 VEC_INLINE float reduce_add(f32x16 a) {
   float s[16];

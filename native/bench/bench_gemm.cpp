@@ -14,8 +14,9 @@ struct Pair {
   Format format;
   Act act;
 };
-constexpr Pair kPairs[] = {{Format::W8, Act::A8},    {Format::W4, Act::A8},   {Format::W4F, Act::A8},  {Format::BF16, Act::BF16},
-                           {Format::F16, Act::F32},  {Format::F32, Act::F32}, {Format::W4F, Act::BF16}};
+constexpr Pair kPairs[] = {{Format::W8, Act::A8},     {Format::W4, Act::A8},   {Format::W4F, Act::A8},
+                           {Format::BF16, Act::BF16}, {Format::F16, Act::F32}, {Format::F32, Act::F32},
+                           {Format::W4F, Act::BF16}};
 
 constexpr size_t kDram = 256u << 20;  // eight times a 32 MB L3
 
@@ -58,13 +59,16 @@ int main(int argc, char** argv) {
       printf("%s %s x %s: peak %.0f GOP/s\n", kernels->name, name_of(p.format), name_of(p.act), peak * 1e-9);
       for (int k : {576, 1536, 2048})
         for (int rows : {1, 4, 16, 64, 512}) {
-          const int n = rows <= 4 ? 2048 : (int)(((size_t)300 << 10) * 64 / (size_t)k / (size_t)unit_bytes(p.format)) * panel_cols(p.format) / 32 * 32;
+          const int n = rows <= 4 ? 2048
+                                  : (int)(((size_t)300 << 10) * 64 / (size_t)k / (size_t)unit_bytes(p.format)) *
+                                        panel_cols(p.format) / 32 * 32;
           const size_t bytes = packed_bytes(p.format, n, k);
           const int copies = rows <= 4 ? (int)(kDram / bytes) : 1;
           const double t = product_seconds(*kernels, p, rows, n, k, copies, memory.data());
           const double ops = 2.0 * rows * n * k / t, rate = (double)bytes / t;
-          printf("  k %4d rows %3d %s: %7.1f GOP/s (%3.0f %%) %6.1f GB/s (%3.0f %%)\n", k, rows, copies > 1 ? "DRAM" : "L2  ", ops * 1e-9,
-                 peak > 0 ? 100 * ops / peak : 0, rate * 1e-9, 100 * rate / stream);
+          printf("  k %4d rows %3d %s: %7.1f GOP/s (%3.0f %%) %6.1f GB/s (%3.0f %%)\n", k, rows,
+                 copies > 1 ? "DRAM" : "L2  ", ops * 1e-9, peak > 0 ? 100 * ops / peak : 0, rate * 1e-9,
+                 100 * rate / stream);
         }
     }
   return 0;

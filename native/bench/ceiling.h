@@ -14,8 +14,7 @@ inline double seconds() {
 }
 
 // The best of `repeats` runs, since other work on the machine only ever adds time.
-template <class Run>
-double best_seconds(int repeats, Run run) {
+template <class Run> double best_seconds(int repeats, Run run) {
   double best = 1e30;
   for (int i = 0; i < repeats; i++) {
     const double start = seconds();
@@ -28,16 +27,18 @@ double best_seconds(int repeats, Run run) {
 
 #ifdef __x86_64__
 #define CEILING_ONE(op, reg, n) op " %%" reg "14, %%" reg "15, %%" reg #n "\n"
-#define CEILING_TWELVE(op, reg)                                                                                   \
-  CEILING_ONE(op, reg, 0) CEILING_ONE(op, reg, 1) CEILING_ONE(op, reg, 2) CEILING_ONE(op, reg, 3)                 \
-  CEILING_ONE(op, reg, 4) CEILING_ONE(op, reg, 5) CEILING_ONE(op, reg, 6) CEILING_ONE(op, reg, 7)                 \
-  CEILING_ONE(op, reg, 8) CEILING_ONE(op, reg, 9) CEILING_ONE(op, reg, 10) CEILING_ONE(op, reg, 11)
-#define CEILING_RATE(op, reg)                                                                                     \
-  (12e5 / best_seconds(20, [] {                                                                                   \
-     asm volatile("vxorps %%ymm14, %%ymm14, %%ymm14\n vxorps %%ymm15, %%ymm15, %%ymm15\n mov $100000, %%rcx\n"    \
-                  ".p2align 5\n 1:\n" CEILING_TWELVE(op, reg) "dec %%rcx\n jnz 1b\n" ::                           \
-                      : "rcx", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",    \
-                        "xmm10", "xmm11", "xmm14", "xmm15");                                                      \
+#define CEILING_TWELVE(op, reg)                                                                       \
+  CEILING_ONE(op, reg, 0)                                                                             \
+  CEILING_ONE(op, reg, 1) CEILING_ONE(op, reg, 2) CEILING_ONE(op, reg, 3) CEILING_ONE(op, reg, 4)     \
+      CEILING_ONE(op, reg, 5) CEILING_ONE(op, reg, 6) CEILING_ONE(op, reg, 7) CEILING_ONE(op, reg, 8) \
+          CEILING_ONE(op, reg, 9) CEILING_ONE(op, reg, 10) CEILING_ONE(op, reg, 11)
+#define CEILING_RATE(op, reg)                                                                                  \
+  (12e5 / best_seconds(20, [] {                                                                                \
+     asm volatile(                                                                                             \
+         "vxorps %%ymm14, %%ymm14, %%ymm14\n vxorps %%ymm15, %%ymm15, %%ymm15\n mov $100000, %%rcx\n"          \
+         ".p2align 5\n 1:\n" CEILING_TWELVE(op, reg) "dec %%rcx\n jnz 1b\n" ::                                 \
+             : "rcx", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", \
+               "xmm11", "xmm14", "xmm15");                                                                     \
    }))
 
 // Operations a second (a multiply-add is two) of a level's best instruction for products with such activations, twelve
@@ -47,7 +48,8 @@ inline double peak_ops(const char* isa, Act act) {
     return act == Act::A8     ? CEILING_RATE("vpdpbusd", "zmm") * 128
            : act == Act::BF16 ? CEILING_RATE("vdpbf16ps", "zmm") * 64
                               : CEILING_RATE("vfmadd231ps", "zmm") * 32;
-  if (!strcmp(isa, "avx2")) return act == Act::A8 ? CEILING_RATE("vpmaddwd", "ymm") * 32 : CEILING_RATE("vfmadd231ps", "ymm") * 16;
+  if (!strcmp(isa, "avx2"))
+    return act == Act::A8 ? CEILING_RATE("vpmaddwd", "ymm") * 32 : CEILING_RATE("vfmadd231ps", "ymm") * 16;
   return 0;
 }
 #else
@@ -60,7 +62,8 @@ inline double read_rate(const uint8_t* p, size_t n, int repeats) {
   return (double)n / best_seconds(repeats, [&] {
            line sum[8] = {};
            for (const uint8_t* q = p; q < p + n; q += 512)
-             for (int i = 0; i < 8; i++) sum[i] ^= *(const line*)(q + 64 * i), __builtin_prefetch(q + 64 * i + 8192, 0, 3);
+             for (int i = 0; i < 8; i++)
+               sum[i] ^= *(const line*)(q + 64 * i), __builtin_prefetch(q + 64 * i + 8192, 0, 3);
            for (int i = 1; i < 8; i++) sum[0] ^= sum[i];
            __asm__ volatile("" ::"r"(sum[0][0]));
          });

@@ -54,8 +54,7 @@ struct Random {
 };
 
 // n elements at a 64-byte boundary, every byte 0xff (a NaN as float or bf16), between guard words.
-template <class T>
-class Guarded {
+template <class T> class Guarded {
  public:
   explicit Guarded(size_t n) : n_(n), bytes_(n * sizeof(T)), memory_((uint8_t*)aligned_alloc(64, total())) {
     if (!memory_) abort();
@@ -87,10 +86,17 @@ class Guarded {
 class OwnActivation {
  public:
   OwnActivation(Act act, int rows, int k)
-      : k_pad_((k + 63) / 64 * 64), groups_((size_t)rows * k_pad_ / 32), ld_((size_t)act_ld(act, (int)k_pad_)),
-        f_(act == Act::F32 ? rows * ld_ : 0), h_(act == Act::BF16 ? rows * ld_ : 0), q_(act == Act::A8 ? groups_ * 32 : 0),
-        s_(act == Act::A8 ? groups_ : 0), t_(act == Act::A8 ? groups_ : 0), nsum_(act == Act::A8 ? groups_ : 0),
-        view{act, rows, k, (int)k_pad_, (int64_t)ld_, f_.data(), h_.data(), q_.data(), s_.data(), t_.data(), nsum_.data()} {}
+      : k_pad_((k + 63) / 64 * 64),
+        groups_((size_t)rows * k_pad_ / 32),
+        ld_((size_t)act_ld(act, (int)k_pad_)),
+        f_(act == Act::F32 ? rows * ld_ : 0),
+        h_(act == Act::BF16 ? rows * ld_ : 0),
+        q_(act == Act::A8 ? groups_ * 32 : 0),
+        s_(act == Act::A8 ? groups_ : 0),
+        t_(act == Act::A8 ? groups_ : 0),
+        nsum_(act == Act::A8 ? groups_ : 0),
+        view{act,       rows,      k,         (int)k_pad_, (int64_t)ld_, f_.data(),
+             h_.data(), q_.data(), s_.data(), t_.data(),   nsum_.data()} {}
   bool intact() const {
     return f_.intact() && h_.intact() && q_.intact() && s_.intact() && t_.intact() && nsum_.intact();
   }

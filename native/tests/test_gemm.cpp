@@ -114,8 +114,8 @@ struct Case {
 
   void (*gemm() const)(const GemmArgs&, int, int) { return kernels.gemm[(int)format][(int)act]; }
   std::string what() const {
-    return std::string(kernels.name) + " " + name_of(format) + " x " + name_of(act) + " rows " + std::to_string(rows) + " n " +
-           std::to_string(n) + " k " + std::to_string(k);
+    return std::string(kernels.name) + " " + name_of(format) + " x " + name_of(act) + " rows " + std::to_string(rows) +
+           " n " + std::to_string(n) + " k " + std::to_string(k);
   }
 
   void run() {
@@ -146,7 +146,8 @@ struct Case {
         double sum = 0, norm_w = 0;
         const double *w = &source.value[(size_t)c * k], *m = &source.magnitude[(size_t)c * k];
         for (int i = 0; i < k; i++) sum += row[i] * w[i], norm_w += m[i] * m[i];
-        const double bound = (4 * 0x1p-24 * std::sqrt(k) + (act == Act::A8 ? 1e-6 : 0)) * std::sqrt(norm_a * norm_w) + 1e-37;
+        const double bound =
+            (4 * 0x1p-24 * std::sqrt(k) + (act == Act::A8 ? 1e-6 : 0)) * std::sqrt(norm_a * norm_w) + 1e-37;
         const double error = std::fabs(y[(size_t)r * ld + c] - sum) / bound;
         expect(error <= 1, "%s: row %d column %d is %g, not %g", what().c_str(), r, c, y[(size_t)r * ld + c], sum);
         worst = error > worst ? error : worst;
@@ -199,7 +200,8 @@ struct Case {
       gemm()(f, tasks / 2, tasks);
       gemm()(f, 0, tasks / 2);
       expect(fused.intact(), "%s: silu_mul_round wrote outside", what().c_str());
-      expect(fused.same_bits(separate), "%s: silu_mul_round to %s differs from separate passes", what().c_str(), name_of(out));
+      expect(fused.same_bits(separate), "%s: silu_mul_round to %s differs from separate passes", what().c_str(),
+             name_of(out));
     }
   }
 };
@@ -220,7 +222,8 @@ void test_gemm(const Kernels& kernels, Format format, Act act) {
   run(33, 48, 128), run(50, 1, 64), run(3, 4099, 64), run(2, 32, 4096), run(100, 32, 1024);
   if (format < Format::W8)
     for (int k : {1, 7, 33, 65}) run(5, 31, k), run(1, 1, k);
-  printf("%s gemm %s x %s: %d shapes, worst error %.3f of its bound\n", kernels.name, name_of(format), name_of(act), shapes, worst);
+  printf("%s gemm %s x %s: %d shapes, worst error %.3f of its bound\n", kernels.name, name_of(format), name_of(act),
+         shapes, worst);
 }
 
 float scale_of(const float* x, int n) {
@@ -262,11 +265,14 @@ void test_round(const Kernels& kernels, Act act) {
         }
       expect(right, "%s round %s k %d rows %d: wrong values", kernels.name, name_of(act), k, rows);
     }
-  std::vector<float> x(64, 1.f);
-  x[37] = NAN;  // must not vanish
-  OwnActivation y(act, 1, 64);
-  round_all(kernels, x.data(), 64, y);
-  expect(std::isnan(y.at(0, 37)) && !std::isnan(y.at(0, 5)), "%s round %s: NaN", kernels.name, name_of(act));
+  for (float bad : {NAN, INFINITY}) {  // must not vanish, nor reach other groups
+    std::vector<float> x(64, 1.f);
+    x[37] = bad;
+    OwnActivation y(act, 1, 64);
+    round_all(kernels, x.data(), 64, y);
+    expect(!std::isfinite(y.at(0, 37)) && std::fabs(y.at(0, 5) - 1) < 1e-6, "%s round %s: %g", kernels.name,
+           name_of(act), bad);
+  }
   printf("%s round %s: ok\n", kernels.name, name_of(act));
 }
 
