@@ -33,7 +33,7 @@ class Server:
                 break
         else:
             raise RuntimeError(f"the server ended: {self.process.communicate()[1]}")
-        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.http = httpx.Client(base_url=self.url, timeout=180)
 
     @property
     def engine_pid(self) -> int:

@@ -219,9 +219,9 @@ def test_disconnect_aborts(server: Server, stream: bool) -> None:
         else:
             with pytest.raises(httpx.ReadTimeout):
                 leaving.post(COMPLETIONS, json=body, timeout=httpx.Timeout(5, read=0.05))
-    server.wait_for("octavo_requests_running", 0, seconds=1)
-    server.wait_for("octavo_kv_blocks_held", 0, seconds=1)
-    server.wait_for("octavo_http_requests_open", 0, seconds=1)
+    server.wait_for("octavo_requests_running", 0)
+    server.wait_for("octavo_kv_blocks_held", 0)
+    server.wait_for("octavo_http_requests_open", 0)
     assert server.metric('octavo_choices_finished_total{reason="abort"}') == aborted + 16
 
 
