@@ -72,7 +72,7 @@ VEC_INLINE void score_panels(const uint32_t* q, int words, const Pages& pages, i
   }
   for (int d = 0; d < words; d++) {
 #pragma GCC unroll 8
-    for (int p = 0; p < P; p++) prefetch(keys[p] + (words + d) * 64);
+    for (int p = 0; p < P; p++) prefetch_l2(keys[p] + (words + d) * 64);
     dots<Kv, R, P, kQueryWords>(acc, q + d, keys, d * 64);
   }
 #pragma GCC unroll 8
@@ -148,7 +148,7 @@ VEC_INLINE void add_values(const uint32_t* p, const float* factor, int words, co
     for (int w = 0; w < stop; w++) {
       const int64_t at = (int64_t)w * dim * 4;
 #pragma GCC unroll 8
-      for (int v = 0; v < N; v++) prefetch(ahead + at + v * 64);
+      for (int v = 0; v < N; v++) prefetch_l2(ahead + at + v * 64);
       dots<Kv, R, N, ldp>(acc, p + w0 + w, values, at);
     }
   }
