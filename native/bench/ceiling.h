@@ -26,12 +26,15 @@ template <class Run> double best_seconds(int repeats, Run run) {
 }
 
 #ifdef __x86_64__
+// clang-format off
 #define CEILING_ONE(op, reg, n) op " %%" reg "14, %%" reg "15, %%" reg #n "\n"
-#define CEILING_TWELVE(op, reg)                                                                       \
-  CEILING_ONE(op, reg, 0)                                                                             \
-  CEILING_ONE(op, reg, 1) CEILING_ONE(op, reg, 2) CEILING_ONE(op, reg, 3) CEILING_ONE(op, reg, 4)     \
-      CEILING_ONE(op, reg, 5) CEILING_ONE(op, reg, 6) CEILING_ONE(op, reg, 7) CEILING_ONE(op, reg, 8) \
-          CEILING_ONE(op, reg, 9) CEILING_ONE(op, reg, 10) CEILING_ONE(op, reg, 11)
+#define CEILING_TWELVE(op, reg)                                                                   \
+  CEILING_ONE(op, reg, 0)                                                                         \
+  CEILING_ONE(op, reg, 1)                                                                         \
+  CEILING_ONE(op, reg, 2)                                                                         \
+  CEILING_ONE(op, reg, 3)                                                                         \
+  CEILING_ONE(op, reg, 4) CEILING_ONE(op, reg, 5) CEILING_ONE(op, reg, 6) CEILING_ONE(op, reg, 7) \
+      CEILING_ONE(op, reg, 8) CEILING_ONE(op, reg, 9) CEILING_ONE(op, reg, 10) CEILING_ONE(op, reg, 11)
 #define CEILING_RATE(op, reg)                                                                                  \
   (12e5 / best_seconds(20, [] {                                                                                \
      asm volatile(                                                                                             \
@@ -40,6 +43,7 @@ template <class Run> double best_seconds(int repeats, Run run) {
              : "rcx", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", \
                "xmm11", "xmm14", "xmm15");                                                                     \
    }))
+// clang-format on
 
 // Operations a second (a multiply-add is two) of a level's best instruction for products with such activations, twelve
 // chains at a time; 0 where the level has no instruction of its own.
