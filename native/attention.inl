@@ -223,7 +223,7 @@ static void put_rows(const Tile& tile, int rows, const State* states, float* out
 // One split [token0, token1) of a row tile: out[R][dim] and states from nothing.
 template <class Kv, int R>
 static void attend_split(int dim, const uint32_t* q, const int* seen, const Pages& pages, int token0, int token1,
-                         const int32_t* next_split, State* states, float* out) {
+                         const int32_t* next_split, int num_next_split, State* states, float* out) {
   alignas(64) float scores[R * kKvTile];
   alignas(64) uint32_t probs[R * kKvTile / Kv::kPer];
   float factor[R];
@@ -242,7 +242,9 @@ static void attend_split(int dim, const uint32_t* q, const int* seen, const Page
     }
     const bool last = t + kKvTile >= token1;
     const int32_t* next = last ? next_split : pages.blocks + first + kKvTile / kBlock;
-    const int num_next = !next ? 0 : last ? panels : (least(kKvTile, token1 - t - kKvTile) + kBlock - 1) / kBlock;
+    const int num_next = !next  ? 0
+                         : last ? least(panels, num_next_split)
+                                : (least(kKvTile, token1 - t - kKvTile) + kBlock - 1) / kBlock;
     add_all_values<Kv, R, vectors_at_once(R)>(probs, factor, (n + Kv::kPer - 1) / Kv::kPer, pages, first, dim, 0, next,
                                               num_next, out);
   }
@@ -269,8 +271,10 @@ __attribute__((noinline)) static void attend_rows(const AttnArgs& args, const At
     const int token0 = s * kKvSplit, token1 = least(end, token0 + kKvSplit);
     float* to = whole ? out : split_out;
     State* state = whole ? states : split_states;
-    const int32_t* next = s + 1 < item.split1 && token1 < end ? item.blocks + token1 / kBlock : item.next_blocks;
-    if (token0 < end) attend_split<Kv, R>(dim, q, seen, pages, token0, token1, next, state, to);
+    const bool own = s + 1 < item.split1 && token1 < end;  // this sequence goes on
+    const int32_t* next = own ? item.blocks + token1 / kBlock : item.next_blocks;
+    const int num_next = own ? (end - token1 + kBlock - 1) / kBlock : kKvTile / kBlock;
+    if (token0 < end) attend_split<Kv, R>(dim, q, seen, pages, token0, token1, next, num_next, state, to);
     else
       for (int r = 0; r < R; r++) state[r] = State{kLowest, 0};
     for (int r = 0; r < R; r++) {
