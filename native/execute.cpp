@@ -324,7 +324,10 @@ Activation Program::activation(const Operand& x, int plan, int rows) const {
   const size_t r = static_cast<size_t>(rows), k = static_cast<size_t>(a.k_pad);
   switch (v.act) {
     case Act::F32: a.f = reinterpret_cast<float*>(place) + x.start; break;
-    case Act::BF16: a.h = reinterpret_cast<uint16_t*>(place); break;
+    case Act::BF16:
+      a.h = reinterpret_cast<uint16_t*>(place);
+      a.t = reinterpret_cast<float*>(place + align_up(r * static_cast<size_t>(a.ld) * 2, kLine));
+      break;
     case Act::A8: {
       const size_t part = align_up(r * k / 32 * 4, kLine);
       a.q = reinterpret_cast<int8_t*>(place);

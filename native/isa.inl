@@ -4,6 +4,7 @@
 #include "round.inl"
 #include "decode.inl"
 #include "gemm.inl"
+#include "gemm_groups.inl"
 #include "rows.inl"
 #include "kv.inl"
 #include "attention.inl"
@@ -18,9 +19,9 @@ static constexpr Kernels make_table(const char* name) {
       .gemm = {{gemm<ProductF32<Format::F32>>, DECODED(F32, BF16), DECODED(F32, A8)},
                {gemm<ProductF32<Format::F16>>, DECODED(F16, BF16), DECODED(F16, A8)},
                {DECODED(BF16, F32), gemm<ProductBf16>, DECODED(BF16, A8)},
-               {DECODED(W8, F32), DECODED(W8, BF16), gemm<ProductA8<Format::W8>>},
-               {DECODED(W4, F32), DECODED(W4, BF16), gemm<ProductA8<Format::W4>>},
-               {DECODED(W4F, F32), DECODED(W4F, BF16), gemm<ProductA8<Format::W4F>>}},
+               {DECODED(W8, F32), gemm<ProductGroups<Format::W8>>, gemm<ProductA8<Format::W8>>},
+               {DECODED(W4, F32), gemm<ProductGroups<Format::W4>>, gemm<ProductA8<Format::W4>>},
+               {DECODED(W4F, F32), gemm<ProductGroups<Format::W4F>>, gemm<ProductA8<Format::W4F>>}},
       .round = VEC_NS::round,
       .rms_norm = rms_norm,
       .norm_round = norm_round,

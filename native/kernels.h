@@ -22,7 +22,11 @@ enum class Format : uint8_t { F32, F16, BF16, W8, W4, W4F };
 constexpr int kFormats = 6;
 constexpr int panel_cols(Format f) { return f <= Format::BF16 ? 32 : 16; }
 constexpr int unit_bytes(Format f) {  // bytes of one panel per 64 K
-  return f == Format::F32 ? 8192 : f == Format::F16 || f == Format::BF16 ? 4096 : f == Format::W8 ? 1088 : f == Format::W4 ? 576 : 640;
+  return f == Format::F32                        ? 8192
+         : f == Format::F16 || f == Format::BF16 ? 4096
+         : f == Format::W8                       ? 1088
+         : f == Format::W4                       ? 576
+                                                 : 640;
 }
 constexpr int kTaskCols = 32;  // a gemm task: 32 output columns, one float panel or two integer panels
 
@@ -40,7 +44,7 @@ constexpr int kActs = 3;
 
 // A matrix of `rows` x `k`, zero padded to k_pad columns (the rounding kernels write the padding).
 //   F32   f[rows][ld] float
-//   BF16  h[rows][ld] bf16, ld a multiple of 32 and not of 1024 (L1 sets)
+//   BF16  h[rows][ld] bf16, ld a multiple of 32 and not of 1024 (L1 sets), with t = sum of a group, [k_pad/32][rows]
 //   A8    q[k_pad/32][rows][32] int8, with s (scale), t = s * sum(q), and nsum = -sum(q), each [k_pad/32][rows]
 struct Activation {
   Act act;
@@ -57,8 +61,8 @@ inline int act_ld(Act a, int k_pad) { return a == Act::BF16 && k_pad % 1024 == 0
 
 // ---------------------------------------------------------------- gemm
 enum class Epilogue : uint8_t {
-  Store,      // out[row][col] = y
-  Add,        // out[row][col] = residual[row][col] + y   (out may be residual)
+  Store,         // out[row][col] = y
+  Add,           // out[row][col] = residual[row][col] + y   (out may be residual)
   SiluMulRound,  // w is the gate, w_up the up weight: act.put(silu(y_gate) * y_up), 32 columns a task
 };
 
@@ -66,9 +70,9 @@ struct GemmArgs {
   const Weight* w;
   const Weight* w_up;  // SiluMulRound only
   const Activation* x;
-  const float* bias;   // [n] or null
+  const float* bias;  // [n] or null
   Epilogue epilogue;
-  float* out;          // first column of this weight in the output
+  float* out;  // first column of this weight in the output
   int64_t ld_out;
   const float* residual;
   int64_t ld_residual;
@@ -108,37 +112,49 @@ struct AttnArgs {
   KvLayer kv;
   const float* q;  // [T][ldq], rotated, unscaled
   int64_t ldq;
-  int heads;       // query heads; heads / kv_heads per kv head
+  int heads;  // query heads; heads / kv_heads per kv head
   float scale_log2e;
-  float* out;      // [T][ld_out] float32, or null and
+  float* out;  // [T][ld_out] float32, or null and
   int64_t ld_out;
   const Activation* act;  // rounded output
 };
 
 struct RopeArgs {
-  const float* x; int64_t ldx;
-  float* out; int64_t ld_out;      // may equal x
-  int heads, head_dim, rot;        // rot dimensions are rotated
+  const float* x;
+  int64_t ldx;
+  float* out;
+  int64_t ld_out;            // may equal x
+  int heads, head_dim, rot;  // rot dimensions are rotated
   bool neox;
-  const float* cos; const float* sin;  // [T][rot/2], made once per step from the positions
+  const float* cos;
+  const float* sin;  // [T][rot/2], made once per step from the positions
 };
 
 // The V lanes of two tokens 2i, 2i + 1 share words: where both are in the step, the call that has the even one writes
 // both, so that calls may split the rows anywhere. An even token alone clears the lanes of its partner.
 struct KvWriteArgs {
   KvLayer kv;
-  const float* k; int64_t ldk;
-  const float* v; int64_t ldv;
+  const float* k;
+  int64_t ldk;
+  const float* v;
+  int64_t ldv;
   const int32_t* positions;  // [T]
   const int32_t* slots;      // [T] block id of the token (its slot is position % 16)
   int tokens;                // T
 };
 
 // ---------------------------------------------------------------- sampling (native half of sampling/definition.py)
-struct LogitMax { float max; int argmax; bool valid; };  // argmax: lowest id of the ties; valid: max finite, no NaN
+struct LogitMax {
+  float max;
+  int argmax;
+  bool valid;
+};  // argmax: lowest id of the ties; valid: max finite, no NaN
 
 // A prefix of the order (logit descending, id ascending): what top-k, min-p and top-p keep.
-struct Cut { float value; int id; };  // keeps x > value, and x == value with token id <= id
+struct Cut {
+  float value;
+  int id;
+};  // keeps x > value, and x == value with token id <= id
 
 struct Kernels {
   const char* name;
@@ -146,11 +162,15 @@ struct Kernels {
   void (*gemm[kFormats][kActs])(const GemmArgs&, int task0, int task1);
   // x[row][0..k) -> y; columns of groups [g0, g1) of 32
   void (*round)(const float* x, int64_t ldx, const Activation& y, int row0, int row1, int g0, int g1);
-  void (*rms_norm)(const float* x, int64_t ldx, const float* w, float eps, int cols, float* y, int64_t ldy, int row0, int row1);
+  void (*rms_norm)(const float* x, int64_t ldx, const float* w, float eps, int cols, float* y, int64_t ldy, int row0,
+                   int row1);
   // norm and round: groups [g0, g1) only, the factor from the whole row
-  void (*norm_round)(const float* x, int64_t ldx, const float* w, float eps, int cols, const Activation& y, int row0, int row1, int g0, int g1);
-  void (*add)(const float* a, int64_t lda, const float* b, int64_t ldb, float* y, int64_t ldy, int cols, int row0, int row1);
-  void (*silu_mul)(const float* gate, int64_t ldg, const float* up, int64_t ldu, float* y, int64_t ldy, int cols, int row0, int row1);
+  void (*norm_round)(const float* x, int64_t ldx, const float* w, float eps, int cols, const Activation& y, int row0,
+                     int row1, int g0, int g1);
+  void (*add)(const float* a, int64_t lda, const float* b, int64_t ldb, float* y, int64_t ldy, int cols, int row0,
+              int row1);
+  void (*silu_mul)(const float* gate, int64_t ldg, const float* up, int64_t ldu, float* y, int64_t ldy, int cols,
+                   int row0, int row1);
   void (*embed[kFormats])(const Weight& w, const int32_t* ids, float* y, int64_t ldy, int row0, int row1);
   void (*rope)(const RopeArgs&, int row0, int row1, int head0, int head1);
   void (*kv_write[kKvTypes])(const KvWriteArgs&, int row0, int row1, int head0, int head1);

@@ -20,7 +20,9 @@ size_t value_bytes(const ValueSpec& v, int rows) {
   const size_t r = static_cast<size_t>(rows), k_pad = align_up(static_cast<size_t>(v.cols), 64);
   switch (v.act) {
     case Act::F32: return align_up(r * static_cast<size_t>(v.cols) * 4, kLine);
-    case Act::BF16: return align_up(r * static_cast<size_t>(act_ld(v.act, static_cast<int>(k_pad))) * 2, kLine);
+    case Act::BF16:
+      return align_up(r * static_cast<size_t>(act_ld(v.act, static_cast<int>(k_pad))) * 2, kLine) +
+             align_up(r * k_pad / 32 * 4, kLine);
     case Act::A8: return align_up(r * k_pad, kLine) + 3 * align_up(r * k_pad / 32 * 4, kLine);
   }
   return 0;

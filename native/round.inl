@@ -18,8 +18,10 @@ VEC_INLINE void put32(const Activation& y, int row, int group, f32x16 a, f32x16 
     y.t[i] = s * (float)sum;
     y.nsum[i] = -sum;
   } else if (y.act == Act::BF16) {
-    store_bf16(y.h + row * y.ld + group * 32, a);
-    store_bf16(y.h + row * y.ld + group * 32 + 16, b);
+    uint16_t* h = y.h + row * y.ld + group * 32;
+    store_bf16(h, a);
+    store_bf16(h + 16, b);
+    y.t[(int64_t)group * y.rows + row] = reduce_add(load_bf16(h) + load_bf16(h + 16));
   } else {
     store(y.f + row * y.ld + group * 32, a);
     store(y.f + row * y.ld + group * 32 + 16, b);

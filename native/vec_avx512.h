@@ -121,6 +121,14 @@ VEC_INLINE i32x16 dot4_u4s8(i32x16 acc, i32x16 line, int32_t quad) { return dot4
 VEC_INLINE f32x16 dot2_bf16(f32x16 acc, i32x16 line, uint32_t pair) {
   return _mm512_dpbf16_ps(acc, (__m512bh)line, (__m512bh)_mm512_set1_epi32((int)pair));
 }
+// lane i: bytes 2j and 2j + 1 of line lane i, both 0..15, looked up among 32 bf16 numbers
+VEC_INLINE i32x16 bf16_pairs_u4(i32x16 line, int j, const uint16_t* table) {
+  const __m512i bytes = _mm512_set1_epi32(j ? (int)0x80038002 : (int)0x80018000);  // 0x80: a zero byte
+  const __m512i lanes = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0);
+  const __m512i index = _mm512_shuffle_epi8(
+      (__m512i)line, _mm512_or_si512(bytes, _mm512_and_si512(lanes, _mm512_set1_epi32(0x00ff00ff))));
+  return (i32x16)_mm512_permutexvar_epi16(index, _mm512_loadu_si512(table));
+}
 VEC_INLINE i32x16 nibble_lo(i32x16 line) { return line & 0x0f0f0f0f; }
 VEC_INLINE i32x16 nibble_hi(i32x16 line) { return as_i32(as_u32(line) >> 4) & 0x0f0f0f0f; }
 

@@ -38,7 +38,8 @@ def align(n: int) -> int:
 def value_bytes(value: Value, sizes: dict[str, int]) -> int:
     """Arena bytes of a value (layouts of native/kernels.h), a multiple of 64.
 
-    F32: [rows][cols]. BF16: [rows][ld], ld = columns padded to 64, and 32 more at multiples of 1024 (L1 sets).
+    F32: [rows][cols]. BF16: [rows][ld], ld = columns padded to 64, and 32 more at multiples of 1024 (L1 sets), then
+    a row of 4 bytes per group of 32 columns.
     A8: int8 columns padded to 64, then the three rows of 4 bytes per group of 32 columns, each part aligned.
     """
     rows = value.rows.at(sizes)
@@ -47,7 +48,7 @@ def value_bytes(value: Value, sizes: dict[str, int]) -> int:
         case DType.F32 | DType.I32:
             return align(rows * value.cols * 4)
         case DType.BF16:
-            return align(rows * (padded + 32 * (padded % 1024 == 0)) * 2)
+            return align(rows * (padded + 32 * (padded % 1024 == 0)) * 2) + align(rows * padded // 32 * 4)
         case DType.A8:
             return align(rows * padded) + 3 * align(rows * padded // 32 * 4)
 

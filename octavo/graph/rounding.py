@@ -9,20 +9,26 @@ from octavo.graph import ops
 from octavo.graph.ir import DType, Graph, Kind, Node, Value
 
 _PRECISION = (DType.A8, DType.BF16, DType.F32)
+_OF_ATTENTION = (ops.Rope, ops.KvWrite, ops.Attention)
 
 
 def round_inputs(graph: Graph, act_of: Callable[[str], DType]) -> Graph:
     """A copy of `graph` with a Round node in front of linears whose weight format asks for one.
 
     `act_of(format)` is F32 (no rounding), BF16 or A8. A weight of several parts takes the most precise of its parts.
+    Linears that make queries, keys and values take BF16 where the format would take A8: int8 there causes over a
+    third of all loss by rounding, in a sixth of the work (docs/DECISIONS.md).
     Linears that read the same value in the same rounding share one Round.
     """
     rounded: dict[tuple[int, int, DType], Value] = {}
     nodes: list[Node] = []
+    attended = {v.root for node in graph.nodes if isinstance(node.attrs, _OF_ATTENTION) for v in node.ins}
     for node in graph.nodes:
         if isinstance(node.attrs, ops.Linear):
             x, weight, *bias = node.ins
             act = max((act_of(part.format) for part in weight.parts), key=_PRECISION.index)
+            if act is DType.A8 and node.outs[0] in attended:
+                act = DType.BF16
             if x.dtype is DType.F32 and act is not DType.F32:
                 key = (id(x.root), x.start, act)
                 if key not in rounded:
