@@ -181,14 +181,21 @@ def test_rounding_follows_the_most_precise_part() -> None:
 
 def test_rounding_is_shared_and_done_once() -> None:
     graph = chain()
-    x = graph.nodes[1].outs[0]
-    assert graph.nodes[2].op == "linear" and graph.nodes[2].ins[0] is x
-    again = Node(ops.Linear(), graph.nodes[2].ins, (Value("again", T, 64, Kind.TEMP),), 0)
-    graph.nodes.insert(3, again)
+    at, node = next((i, n) for i, n in enumerate(graph.nodes) if n.op == "linear" and n.outs[0].cols == 128)
+    graph.nodes.insert(at + 1, Node(ops.Linear(), node.ins, (Value("again", T, 128, Kind.TEMP),), 0))
     once = verify(round_inputs(graph, act))
     assert count(once)["round"] == count(rounded())["round"]
-    assert once.nodes[3].ins[0] is once.nodes[4].ins[0]
+    first, second = [
+        n for n in once.nodes if n.op == "linear" and n.outs[0] in (node.outs[0], graph.nodes[at + 1].outs[0])
+    ]
+    assert first.ins[0] is second.ins[0]
     assert count(round_inputs(once, act)) == count(once)
+
+
+def test_what_attention_reads_is_made_from_bf16() -> None:
+    made = {n.outs[0].name: n.ins[0].dtype for n in rounded().nodes if n.op == "linear"}
+    qkv = {v.root.name for n in rounded().nodes if n.op in ("rope", "kv_write") for v in n.ins} & set(made)
+    assert qkv and all((name in qkv) == (dtype is DType.BF16) for name, dtype in made.items())
 
 
 # ---- fusion
@@ -242,9 +249,9 @@ def test_golden_counts(data: Path, activations: str) -> None:
     [
         (1, DType.F32, 1, 64),
         (33, DType.F32, 7, 960),  # 924 bytes
-        (33, DType.BF16, 7, 896),  # 64 columns
-        (1024, DType.BF16, 1, 2112),  # 1056 columns
-        (4099, DType.BF16, 2, 16640),  # 4160 columns
+        (33, DType.BF16, 7, 896 + 64),  # 64 columns, 2 sums a row
+        (1024, DType.BF16, 1, 2112 + 128),  # 1056 columns, 32 sums
+        (4099, DType.BF16, 2, 16640 + 1088),  # 4160 columns, 130 sums a row
         (31, DType.A8, 1, 64 + 3 * 64),
         (576, DType.A8, 31, 31 * 576 + 3 * 2240),  # 18 groups of 31 floats: 2232 bytes
     ],
