@@ -226,6 +226,27 @@ def test_a_follower_goes_on_when_its_leader_is_aborted() -> None:
     assert engine.scheduler.stats()["prompt_tokens"] == 60
 
 
+def test_nobody_waits_for_a_prompt_that_was_computed_before_a_preemption() -> None:
+    """The leader resumes behind its prompt, from a copy whose source is then evicted."""
+    engine = Engine(16)
+    leader = engine.add(make("a", [1, 2, 3, 4, 5] * 4, max_tokens=200, ignore_eos=True))
+    for _ in range(6):
+        engine.step()
+    engine.scheduler._preempt(engine.scheduler._running[0])
+    engine.step()
+    assert leader.num_cached == 25
+    pool, index = engine.cache.groups[0]
+    source = pool.oldest()
+    index.remove(source)
+    pool.drop(source)
+    equal = engine.add(make("b", leader.prompt_ids, max_tokens=2))
+    engine.step()
+    assert equal.output_ids
+    engine.finish()
+    engine.verify(leader)
+    engine.verify(equal)
+
+
 def test_abort_frees_blocks_at_once() -> None:
     engine = Engine(16, max_tokens=16, max_seqs=1)
     running, waiting = (engine.add(make(i, [int(i)] * 40, max_tokens=30)) for i in "12")

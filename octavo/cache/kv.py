@@ -62,7 +62,7 @@ class KvCache:
         self.num_hit = 0  # of those, found
         self._root = root_key(seed)
         self._keys: dict[tuple[str, int], list[Key]] = {}
-        self._coming: dict[Key, Request] = {}  # full blocks that a running request is about to compute
+        self._coming: dict[Key, Request] = {}  # blocks that a running request is about to compute
         self._copies: list[list[Copy]] = [[] for _ in self.groups]
 
     def fits(self, num_tokens: int) -> bool:
@@ -257,7 +257,9 @@ class KvCache:
                 parent = index.get(node.parent)
                 if parent in order:
                     assert order.get(block, len(order)) < order[parent], "a parent would be evicted first"
-        assert all(request in requests for request in self._coming.values())
+        for key, request in self._coming.items():
+            assert request in requests
+            assert key in self._coming_keys(request, request.num_computed // BLOCK_SIZE), f"{request.key} is waited for"
 
     # Inside
 
@@ -352,9 +354,12 @@ class KvCache:
         return chain_key(keys[-1] if keys else self._root, request.prompt_ids[num_full * BLOCK_SIZE :])
 
     def _coming_keys(self, request: Request, start: int) -> list[Key]:
-        """Keys of the blocks from `start` on that the request computes from tokens known now."""
+        """Keys of the blocks from `start` on that the request computes from tokens known now.
+
+        The prompt's tail is among them only while it is not computed: a resumed request may have it already.
+        """
         keys = self._extend_keys(request, request.num_tokens // BLOCK_SIZE)[start:]
-        if len(request.prompt_ids) % BLOCK_SIZE:
+        if len(request.prompt_ids) % BLOCK_SIZE and request.num_computed < len(request.prompt_ids):
             keys.append(self._tail_key(request))
         return keys
 
