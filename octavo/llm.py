@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Self
 
 from octavo.config import EngineConfig
@@ -151,10 +154,11 @@ class LLM:
         }
         open_requests = len(results)
         try:
-            for add in adds:
-                self.engine.add(add)
-            with _progress_bar(open_requests, show) as advance:
+            with _progress_bar(open_requests, show) as advance, _interrupts_held() as interrupt:
+                for add in adds:
+                    self.engine.add(add)
                 while open_requests:
+                    interrupt()
                     output = self.engine.step()
                     assert output is not None, "requests are open and nothing is to do"
                     for progress in output.progress:
@@ -236,6 +240,27 @@ def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) 
             "sampling_params", f"{count} prompts and {len(params)} sampling_params: give one, or one each"
         )
     return list(params)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[Callable[[], None]]:
+    """Holds Ctrl-C back until the function is called, or the end: an engine interrupted within a step is of no use."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():  # nothing is raised here
+        yield lambda: None
+        return
+    held: list[tuple[int, FrameType | None]] = []
+
+    def deliver() -> None:
+        while held:
+            handler(*held.pop())
+
+    signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    try:
+        yield deliver
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        deliver()
 
 
 @contextmanager

@@ -70,10 +70,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         stop: Any = self.stop
         if isinstance(stop, str):  # what users of every other engine write
             msgspec.structs.force_setattr(self, "stop", [stop])
+        for name in ("stop", "stop_token_ids"):
+            if getattr(self, name) is None:
+                msgspec.structs.force_setattr(self, name, [])
         for name, low, high in _BOUNDS:
             value: Any = getattr(self, name)
             if value is not None and not (low <= value <= high):  # also false for NaN
-                raise ParameterError(name, f"{name} must be between {low:g} and {high:g}, got {value}")
+                raise ParameterError(name, f"{name} must be between {low} and {high}, got {value}")
         if self.top_p <= 0:
             raise ParameterError("top_p", f"top_p must be above 0 and at most 1, got {self.top_p}")
         if self.repetition_penalty <= 0:
@@ -102,7 +105,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                     )
 
 
-_BOUNDS: tuple[tuple[str, float, float], ...] = (
+_BOUNDS: tuple[tuple[str, int, int], ...] = (
     ("n", 1, MAX_N),
     ("temperature", 0, 100),
     ("top_p", 0, 1),

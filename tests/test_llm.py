@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from octavo import LLM, ParameterError, RequestOutput, SamplingParams
+from octavo.backends.base import StepBatch, StepHandle
 from octavo.config import ConfigError
 from octavo.weights.spec import CheckpointError
 
@@ -128,7 +131,8 @@ def test_prompts_in_every_form(tiny: LLM) -> None:
 
 
 def test_defaults_and_one_params_each(tiny: LLM) -> None:
-    assert len(tiny.generate("the", SamplingParams(ignore_eos=True))[0].outputs[0].token_ids) == 16
+    unset = SamplingParams(ignore_eos=True, stop=None, stop_token_ids=None)  # type: ignore[arg-type]
+    assert len(tiny.generate("the", unset)[0].outputs[0].token_ids) == 16
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 5)]
     assert [len(o.outputs[0].token_ids) for o in tiny.generate(["a", "b"], params)] == [3, 5]
     with pytest.raises(ParameterError, match="2 prompts and 1 sampling_params"):
@@ -205,6 +209,30 @@ def test_a_refused_request_leaves_nothing_behind(tiny: LLM) -> None:
         tiny.generate([{"prompt_token_ids": [1]}, {"prompt_token_ids": [1000]}])
     assert not tiny.engine.has_work
     assert len(tiny.generate("the", SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2
+
+
+def test_an_interrupt_waits_for_the_end_of_the_step(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes while native code runs; whoever goes on gets a whole engine without old requests."""
+    run = tiny.engine._program.run
+    calls = []
+
+    def interrupted(batch: StepBatch) -> StepHandle:
+        calls.append(batch)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return run(batch)
+
+    prompt, params = {"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=50, seed=1, ignore_eos=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny.engine, "_program", SimpleNamespace(run=interrupted))
+        with pytest.raises(KeyboardInterrupt):
+            tiny.generate([prompt] * 2, params)
+    assert len(calls) == 3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    again = tiny.generate(prompt, params)[0].outputs[0]
+    assert len(again.token_ids) == 50
+    stats = tiny.engine.stats()
+    assert stats.num_running == stats.num_waiting == stats.kv_blocks_held == 0
 
 
 def test_wrong_options(data: Path) -> None:
