@@ -151,6 +151,10 @@ def test_seeds(server: Server) -> None:
     assert same[0] == same[1]
     drawn = {tuple(server.complete(**body)["choices"][0]["token_ids"]) for _ in range(3)}
     assert len(drawn) == 3
+    equal_prompts = {**body, "prompt": ["Hello"] * 3}
+    drawn = {tuple(choice["token_ids"]) for choice in server.complete(**equal_prompts)["choices"]}
+    assert len(drawn) == 3
+    assert [choice["token_ids"] for choice in server.complete(**equal_prompts, seed=1)["choices"]] == same[:1] * 3
     choices = server.complete(**body, seed=1, n=3)["choices"]
     assert choices[0]["token_ids"] == same[0]
     assert len({tuple(choice["token_ids"]) for choice in choices}) == 3

@@ -59,6 +59,8 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"frequency_penalty": -3}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"seed": 2**64}, "seed"),
+    ({"priority": 2**64 - 1}, "priority"),
+    ({"priority": -(10**30), "stream": True}, "priority"),
     ({"logprobs": 33}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"prompt_logprobs": -1}, "prompt_logprobs"),
@@ -66,6 +68,8 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"320": 1}}, "logit_bias"),
     ({"logit_bias": {"a": 1}}, "logit_bias"),
     ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"01": 1}}, "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
     ({"logit_bias": {"1": 101}}, "logit_bias"),
     ({"logit_bias": [1]}, "logit_bias"),
     ({"stop": [""]}, "stop"),
@@ -130,9 +134,11 @@ def test_no_such_route(server: Server) -> None:
 
 
 def test_too_long_names_the_numbers(server: Server) -> None:
-    message = server.post(COMPLETIONS, {"prompt": [1] * 500, "max_tokens": 20}).json()["error"]["message"]
+    error = server.post(COMPLETIONS, {"prompt": [1] * 500, "max_tokens": 20}).json()["error"]
     for number in ("500", "20", "512", "12"):
-        assert number in message
+        assert number in error["message"]
+    assert error["code"] == "context_length_exceeded"
+    assert server.post(COMPLETIONS, {"prompt": [512]}).json()["error"]["code"] is None  # no token has this id
 
 
 def test_every_field_of_the_openai_client_is_known() -> None:

@@ -8,6 +8,10 @@ from octavo.engine.messages import Add
 from octavo.request import ParameterError
 
 
+class ContextLengthError(ParameterError):
+    """Prompt and output together are longer than the context."""
+
+
 class Bounds(NamedTuple):
     """Limits of a loaded model."""
 
@@ -15,7 +19,7 @@ class Bounds(NamedTuple):
     max_model_len: int
 
     def check(self, add: Add) -> None:
-        """Raise ParameterError naming the field and the limit."""
+        """Raise ParameterError naming the field and the limit; ContextLengthError where it is the length."""
         prompt_len = len(add.prompt_ids)
         if not prompt_len:
             raise ParameterError("prompt", "the prompt is empty: it must have at least one token")
@@ -29,12 +33,12 @@ class Bounds(NamedTuple):
         max_tokens = add.params.max_tokens
         least = 1 if max_tokens is None else min(1, max_tokens)
         if prompt_len + least > self.max_model_len:
-            raise ParameterError(
+            raise ContextLengthError(
                 "prompt",
                 f"the prompt has {prompt_len} tokens; prompt and output together may have {self.max_model_len}",
             )
         if max_tokens is not None and prompt_len + max_tokens > self.max_model_len:
-            raise ParameterError(
+            raise ContextLengthError(
                 "max_tokens",
                 f"max_tokens is {max_tokens} and the prompt has {prompt_len} tokens, together {prompt_len + max_tokens}; "
                 f"at most {self.max_model_len} fit: max_tokens {self.max_model_len - prompt_len} would",

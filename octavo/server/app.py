@@ -61,12 +61,12 @@ class Service:
         tokenizer, bounds = self.tokenizer, self.client.bounds
         assert tokenizer is not None and bounds is not None
         params = _params(request)
-        seed = self.seed() if params.seed is None else params.seed
+        seeds = [self.seed() if params.seed is None else params.seed for _ in prompts]
         priority = -(request.priority or 0)
-        return Generation(self.client, tokenizer, bounds, self.metrics, id, prompts, params, seed, priority)
+        return Generation(self.client, tokenizer, bounds, self.metrics, id, prompts, params, seeds, priority)
 
     def seed(self) -> int:
-        """For a request that brings none."""
+        """For a prompt whose request brings none."""
         return int.from_bytes(os.urandom(8), "little") if self.config.seed is None else self.config.seed
 
     def check_model(self, name: str | None) -> None:

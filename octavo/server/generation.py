@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
-from octavo.engine.admission import Bounds
+from octavo.engine.admission import Bounds, ContextLengthError
 from octavo.engine.client import EngineClient, EngineDead, Stream
 from octavo.engine.messages import Add, Progress
 from octavo.request import FinishReason, ParameterError, SamplingParams, TokenLogprobs
@@ -38,20 +38,24 @@ class Generation:
         id: str,
         prompts: list[Prompt],
         params: SamplingParams,
-        seed: int,
+        seeds: list[int],
         priority: int = 0,
     ) -> None:
+        """seeds: one per prompt."""
         self._client = client
         self._metrics = metrics
         self.tokenizer = tokenizer
         self.prompts = prompts
         self.params = params
-        self._adds = [Add(f"{id}-{p}", prompt.token_ids, params, seed, priority) for p, prompt in enumerate(prompts)]
+        self._adds = [
+            Add(f"{id}-{p}", prompt.token_ids, params, seed, priority)
+            for p, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
+        ]
         for add in self._adds:
             try:
                 bounds.check(add)
             except ParameterError as e:
-                code = "context_length_exceeded" if str(bounds.max_model_len) in str(e) else None
+                code = "context_length_exceeded" if isinstance(e, ContextLengthError) else None
                 raise bad_request(str(e), e.param, code) from None
         self.outputs = [ChoiceOutput(tokenizer, params) for _ in prompts for _ in range(params.n)]
         self.prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # prompt -> scores of its tokens 1..
@@ -72,6 +76,7 @@ class Generation:
         started = time.monotonic()
         seen = [0.0] * self.num_choices
         reason = FinishReason.ABORT
+        num_open = self.num_choices
         self._metrics.begin(len(self.prompts), sum(len(p.token_ids) for p in self.prompts))
         try:
             async with aclosing(_merge([self._client.submit(add) for add in self._adds])) as steps:
@@ -89,9 +94,12 @@ class Generation:
                     seen[choice] = now
                     if delta.finish_reason is FinishReason.ERROR or delta.finish_reason is FinishReason.ABORT:
                         raise ApiError(500, delta.error or "the request was aborted by the engine", code="engine_error")
-                    if delta.finish_reason is not None and progress.finish_reason is None:  # a stop string
+                    num_open -= delta.finish_reason is not None
+                    if delta.finish_reason is not None and progress.finish_reason is None and num_open:  # a stop string
                         self._client.abort(self._adds[p].id, progress.choice)
                     yield choice, delta
+                    if not num_open:  # not waiting for the engine, which may be in a long step
+                        break
             reason = FinishReason.STOP
         except EngineDead as e:
             reason = FinishReason.ERROR

@@ -5,12 +5,16 @@ Sources: the types of OpenAI's Python client, and the extra fields of vLLM's ser
 
 from __future__ import annotations
 
-from typing import Any, Generic, NamedTuple, TypeVar
+import re
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from octavo.request import MAX_LOGPROBS, ParameterError, SamplingParams
 from octavo.server.errors import bad_request
+
+MAX_PRIORITY = 2**31 - 1
+"""Of either sign."""
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -32,7 +36,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     min_tokens: int | None = None
     n: int | None = None
     presence_penalty: float | None = None
-    priority: int | None = None  # as in vLLM: a lower value is served earlier
+    priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None  # lower: served earlier
     prompt_logprobs: int | None = None
     repetition_penalty: float | None = None
     return_token_ids: bool | None = None
@@ -268,6 +272,6 @@ def _validation_error(error: msgspec.ValidationError) -> Exception:
 
 
 def _token_id(key: str) -> int:
-    if not (key.isascii() and key.isdigit()):
-        raise ParameterError("logit_bias", f"logit_bias has the key {key!r}; its keys are token ids")
+    if not re.fullmatch("0|[1-9][0-9]{0,9}", key):
+        raise ParameterError("logit_bias", f"logit_bias has the key {key[:40]!r}; its keys are token ids")
     return int(key)
