@@ -31,6 +31,9 @@ KV_TILE = 128
 KV_SPLIT = 512
 """Tokens per split of attention, at absolute positions; a multiple of KV_TILE."""
 
+NUMERICS_VERSION = 1
+"""Raised whenever a change alters the bits of results of the CPU backend (tests/golden/bits.json holds their digest)."""
+
 SMALL_T = 64
 """Token rows up to which the small plan is used."""
 
@@ -119,6 +122,10 @@ class Backend(Protocol):
 
     def pack(self, graph: Graph, checkpoint: Any, progress: Callable[[int, int], None] | None = None) -> Any:
         """Read every weight once, in the layout of this backend. progress(done, total) in source bytes."""
+        ...
+
+    def weight_bytes(self, graph: Graph) -> int:
+        """Bytes of what `pack` makes."""
         ...
 
     def block_bytes(self, graph: Graph) -> list[int]:

@@ -1,0 +1,55 @@
+"""One generation at every kernel level, on this machine and on emulated ones, with the bits that are expected.
+
+The emulated processors need Debian's qemu-user and g++-aarch64-linux-gnu, which scripts/test installs where it may.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo import _native
+from octavo.backends.base import NUMERICS_VERSION
+
+ROOT = Path(__file__).parents[1]
+GOLDEN = ROOT / "tests" / "golden" / "bits.json"
+
+
+@cache
+def generated(isa: str) -> dict[str, Any]:
+    return run(sys.executable, "tests/emulated.py", isa)
+
+
+def run(*command: str) -> dict[str, Any]:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def digest(result: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(result["runs"], sort_keys=True).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("isa", _native.isa_levels())
+def test_bits_of_a_level(isa: str) -> None:
+    golden = json.loads(GOLDEN.read_text())
+    assert golden["numerics_version"] == NUMERICS_VERSION
+    assert digest(generated(isa)) == golden[isa], (
+        f"results of {isa} changed. If they were meant to, raise NUMERICS_VERSION in octavo/backends/base.py and put the "
+        f"new digest into {GOLDEN.name}"
+    )
+
+
+@pytest.mark.parametrize(("target", "isa"), [("avx2", "avx2"), ("aarch64", "generic")])
+def test_another_machine_has_the_bits_of_the_level(target: str, isa: str) -> None:
+    emulated = run("scripts/emulate", target, "--python", sys.executable)
+    assert emulated["isa"] == isa and emulated["machine"] == {"avx2": "x86_64"}.get(target, target)
+    assert emulated["runs"] == generated(isa)["runs"]
