@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,9 @@ class InMemory:
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
+
+    def names(self) -> Iterable[str]:
+        return self.tensors.keys()
 
     def info(self, name: str) -> TensorInfo:
         if name not in self.tensors:

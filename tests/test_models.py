@@ -179,7 +179,7 @@ def test_rope_kinds() -> None:
             {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
             "rope type 'yarn' is not supported; supported: default",
         ),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "rope type 'llama3' needs 'low_freq_factor'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "config has no low_freq_factor, expected a number"),
         ({"rope_scaling": {"rope_type": "factors", "factors": [1.0]}}, "1 factors for 8 frequencies"),
         ({"head_dim": 24}, "head_dim 24 is not supported: a multiple of 16"),
         ({"num_key_value_heads": 4}, "6 attention heads cannot share 4"),
@@ -189,6 +189,7 @@ def test_rope_kinds() -> None:
         ({"hidden_size": 64}, r"model.embed_tokens.weight has shape \(50, 48\), the config asks for \(50, 64\)"),
         ({"vocab_size": 51}, r"\(50, 48\), the config asks for \(51, 48\)"),
         ({"num_hidden_layers": 3}, r"model.layers.2.*is missing"),
+        ({"num_hidden_layers": 1}, r"no place to tensor 'model.layers.1.input_layernorm.weight' and 8 more"),
         ({"mlp_bias": True}, r"gate_proj.bias' is missing"),
     ],
 )
@@ -237,3 +238,37 @@ def test_every_served_fixture_family(fixtures: Path) -> None:
         config = json.loads((fixtures / "arch" / name / "config.json").read_text())
         kind = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("rope_type")
         assert any(cause in message for cause in [*config["architectures"], repr(kind)]), message
+
+
+def test_a_bias_that_the_config_denies_is_refused() -> None:
+    model = random_model(attention_bias=True)
+    model.config["attention_bias"] = False
+    with pytest.raises(CheckpointError, match=r"no place to tensor 'model.layers.0.self_attn.q_proj.bias' and 7 more"):
+        build_graph(model)
+
+
+def test_what_a_checkpoint_may_hold_beside_the_model() -> None:
+    model = random_model(tie_word_embeddings=True)
+    for name in ("lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq", "v_head.weight"):
+        model.tensors[name] = np.ones((1, 3), np.float32)
+    build_graph(model)
+
+
+@pytest.mark.parametrize("value", [None, 0, -1, 1.5, math.inf, math.nan, True, "x", [1], {"a": 1}, "absent"])
+def test_a_config_of_any_types_gives_a_graph_or_one_line(value: Any) -> None:
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64}  # fmt: skip
+    model = random_model()
+    whole = {**model.config, "rope_scaling": rope, "attention_bias": False, "mlp_bias": False}
+    refused, lines = set(), []
+    for place in (whole, rope):
+        for key in place:
+            changed = {k: v for k, v in place.items() if k != key} | ({} if value == "absent" else {key: value})
+            model.config = changed if place is whole else {**whole, "rope_scaling": changed}
+            try:
+                build_graph(model)
+            except CheckpointError as error:
+                refused.add(key)
+                lines.append(str(error))
+    assert {"vocab_size", "num_hidden_layers", "max_position_embeddings", "original_max_position_embeddings"} <= refused
+    assert not any("\n" in line for line in lines)

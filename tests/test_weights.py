@@ -10,11 +10,13 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 
+from octavo.models import build_graph
 from octavo.text.tokenizer import load_tokenizer
 from octavo.weights import formats, locate
 from octavo.weights.checkpoint import open_checkpoint
@@ -154,6 +156,18 @@ GGUF_CHANGES: dict[str, tuple[Callable[[gguf.GGUFWriter], None], str]] = {
 def test_gguf_that_is_refused(tmp_path: Path, case: str) -> None:
     change, message = GGUF_CHANGES[case]
     refused(write_gguf(tmp_path / "model.gguf", change), message)
+
+
+@pytest.mark.parametrize(
+    "key", ["split.count", "llama.attention.key_length", "llama.rope.freq_base", "llama.rope.scale_linear"]
+)
+@pytest.mark.parametrize("value", ["x", [1, 2], ["a"], -1])
+def test_gguf_metadata_of_another_type_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        {str: writer.add_string, int: writer.add_int32, list: writer.add_array}[type(value)](key, value)
+
+    with pytest.raises(CheckpointError):
+        build_graph(open_checkpoint(write_gguf(tmp_path / "model.gguf", change)))
 
 
 def test_gguf_type_without_support_is_named(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from octavo.graph.build import Builder
 from octavo.graph.ir import DType, Graph
 from octavo.graph.rounding import round_inputs
 from octavo.graph.verify import GraphError, verify
-from octavo.models import llama
+from octavo.models import llama, parts
 from octavo.weights.spec import Checkpoint, CheckpointError, act_of, packed_format
 
 ARCHITECTURES = {
@@ -18,11 +18,13 @@ ARCHITECTURES = {
 def build_graph(checkpoint: Checkpoint, activations: str = "auto") -> Graph:
     """The verified graph of a checkpoint, the inputs of its linears rounded as `activations` (config.py) asks.
 
-    Raises CheckpointError: unknown architecture, a config key that is missing or not served, a tensor that is missing
-    or whose shape disagrees with the config.
+    Raises CheckpointError: unknown architecture, a config key that is missing or not served, a tensor that is missing,
+    that nothing would read, or whose shape disagrees with the config.
     """
     config = checkpoint.config
     names = config.get("architectures") or ["(none given)"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{checkpoint.path}: config has architectures = {names!r}, expected a list of names")
     build = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
     if build is None:
         raise CheckpointError(
@@ -30,14 +32,32 @@ def build_graph(checkpoint: Checkpoint, activations: str = "auto") -> Graph:
         )
     try:
         source = _Source(checkpoint, activations)
-        builder = Builder(names[0], config["vocab_size"], config["max_position_embeddings"], source)
+        vocab_size, max_positions = (
+            parts.count(config, key, checkpoint.path) for key in ("vocab_size", "max_position_embeddings")
+        )
+        builder = Builder(names[0], vocab_size, max_positions, source)
         build(builder, config, checkpoint, DType.F32 if activations == "f32" else DType.BF16)
+        _refuse_unread(builder.graph, checkpoint)
         graph = round_inputs(verify(builder.graph), lambda packed: DType(act_of(packed, activations)))
         return verify(graph)
     except GraphError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
     except KeyError as error:
         raise CheckpointError(f"{checkpoint.path}: config has no {error}") from error
+
+
+def _refuse_unread(graph: Graph, checkpoint: Checkpoint) -> None:
+    """A layer more than the config counts, or a bias that it denies, would be left out of the model silently."""
+    read = {part.name for value in graph.weights() for part in value.parts}
+    unread = [name for name in checkpoint.names() if name not in read and name.startswith(("model.", "lm_head."))]
+    unread = [name for name in unread if not name.endswith(_DERIVED)]
+    if unread:
+        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
+        raise CheckpointError(f"{checkpoint.path}: the config gives no place to tensor {unread[0]!r}{more}")
+
+
+_DERIVED = (".rotary_emb.inv_freq", "lm_head.weight")
+"""Ends of names of tensors that older checkpoints hold beside what they are made of: the config, tied embeddings."""
 
 
 class _Source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from octavo.graph.build import Builder
@@ -32,9 +33,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Keys that change results, with the values under which they do not; absent and null never do."""
 
 
-_COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-
-
 class Shape(NamedTuple):
     """Sizes and switches of a decoder in the manner of Llama."""
 
@@ -62,69 +60,93 @@ def refuse_unknown(config: dict[str, Any], path: str) -> None:
             raise CheckpointError(f"{path}: config has {key} = {value!r}, which is not supported ({served})")
 
 
+def count(config: Mapping[str, Any], key: str, path: str, default: int | None = None) -> int:
+    """A whole number above 0; absent or null, the default. CheckpointError where it is anything else."""
+    value: Any = default if config.get(key) is None else config[key]
+    if type(value) is not int or value < 1:
+        raise _bad(config, key, path, "a whole number above 0")
+    return value
+
+
+def positive(config: Mapping[str, Any], key: str, path: str, default: float | None = None) -> float:
+    """A finite number above 0; absent or null, the default. CheckpointError where it is anything else."""
+    value: Any = default if config.get(key) is None else config[key]
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise _bad(config, key, path, "a number above 0")
+    return float(value)
+
+
+def flag(config: Mapping[str, Any], key: str, path: str) -> bool:
+    """True or false; absent or null, false. CheckpointError where it is anything else."""
+    value = config.get(key)
+    if value not in (None, False, True):
+        raise _bad(config, key, path, "true or false")
+    return bool(value)
+
+
+def _bad(config: Mapping[str, Any], key: str, path: str, expected: str) -> CheckpointError:
+    found = f"{key} = {config[key]!r}" if key in config else f"no {key}"
+    return CheckpointError(f"{path}: config has {found}, expected {expected}")
+
+
 def read(config: dict[str, Any], path: str) -> Shape:
     """The Shape of a config; CheckpointError names what cannot be."""
-    for name in _COUNTS:
-        if not isinstance(config[name], int) or config[name] < 1:
-            raise CheckpointError(f"{path}: config has {name} = {config[name]!r}, expected a whole number above 0")
-    if not isinstance(config["rms_norm_eps"], float | int):
-        raise CheckpointError(f"{path}: config has rms_norm_eps = {config['rms_norm_eps']!r}, expected a number")
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_dim = config.get("head_dim") or hidden // heads
+    heads, hidden = count(config, "num_attention_heads", path), count(config, "hidden_size", path)
+    kv_heads = count(config, "num_key_value_heads", path, default=heads)
+    head_dim = count(config, "head_dim", path, default=hidden // heads)
     if heads % kv_heads:
         raise CheckpointError(f"{path}: {heads} attention heads cannot share {kv_heads} key-value heads")
     if head_dim % 16 or not 16 <= head_dim <= 256:
         raise CheckpointError(f"{path}: head_dim {head_dim} is not supported: a multiple of 16 up to 256 is")
     return Shape(
-        vocab=config["vocab_size"],
+        vocab=count(config, "vocab_size", path),
         hidden=hidden,
-        intermediate=config["intermediate_size"],
-        layers=config["num_hidden_layers"],
+        intermediate=count(config, "intermediate_size", path),
+        layers=count(config, "num_hidden_layers", path),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        eps=config["rms_norm_eps"],
+        eps=positive(config, "rms_norm_eps", path),
         act=config["hidden_act"],
-        attention_bias=bool(config.get("attention_bias", False)),
-        mlp_bias=bool(config.get("mlp_bias", False)),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        attention_bias=flag(config, "attention_bias", path),
+        mlp_bias=flag(config, "mlp_bias", path),
+        tied=flag(config, "tie_word_embeddings", path),
         inv_freq=rope_frequencies(config, head_dim, path),
     )
 
 
 def rope_frequencies(config: dict[str, Any], head_dim: int, path: str) -> tuple[float, ...]:
     """inv_freq of a config in the older layout (rope_theta, rope_scaling) or the newer one (rope_parameters)."""
-    rope = {
-        "rope_theta": config.get("rope_theta"),
-        **(config.get("rope_scaling") or config.get("rope_parameters") or {}),
-    }
-    theta = float(rope["rope_theta"] or 10000.0)
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(scaling, dict):
+        raise CheckpointError(f"{path}: config has rope_scaling = {scaling!r}, expected an object")
+    rope = {"rope_theta": config.get("rope_theta"), **scaling}
+    theta = positive(rope, "rope_theta", path, default=10000.0)
     if (config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0) != 1.0:
         raise CheckpointError(f"{path}: config has partial_rotary_factor, which is not supported")
     inv_freq = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = str(rope.get("rope_type") or rope.get("type") or "default")
     if kind not in _ROPE:
         raise CheckpointError(f"{path}: rope type {kind!r} is not supported; supported: {', '.join(_ROPE)}")
-    try:
-        return _ROPE[kind](inv_freq, rope)
-    except KeyError as error:
-        raise CheckpointError(f"{path}: rope type {kind!r} needs {error}") from error
+    return _ROPE[kind](inv_freq, rope, path)
 
 
-def _default(inv_freq: list[float], rope: dict[str, Any]) -> tuple[float, ...]:
+def _default(inv_freq: list[float], rope: dict[str, Any], path: str) -> tuple[float, ...]:
     return tuple(inv_freq)
 
 
-def _linear(inv_freq: list[float], rope: dict[str, Any]) -> tuple[float, ...]:
+def _linear(inv_freq: list[float], rope: dict[str, Any], path: str) -> tuple[float, ...]:
     """Positions divided by a factor (Chen et al. 2023)."""
-    return tuple(f / rope["factor"] for f in inv_freq)
+    factor = positive(rope, "factor", path)
+    return tuple(f / factor for f in inv_freq)
 
 
-def _llama3(inv_freq: list[float], rope: dict[str, Any]) -> tuple[float, ...]:
+def _llama3(inv_freq: list[float], rope: dict[str, Any], path: str) -> tuple[float, ...]:
     """Long waves are slowed by `factor`, short ones kept, with a linear ramp between (Llama 3.1)."""
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    length, factor = rope["original_max_position_embeddings"], rope["factor"]
+    low, high = positive(rope, "low_freq_factor", path), positive(rope, "high_freq_factor", path)
+    length, factor = count(rope, "original_max_position_embeddings", path), positive(rope, "factor", path)
+    if low >= high:
+        raise CheckpointError(f"{path}: config has low_freq_factor {low:g}, not below high_freq_factor {high:g}")
 
     def scaled(f: float) -> float:
         turns = length * f / (2 * math.pi)  # over the original context
@@ -134,11 +156,14 @@ def _llama3(inv_freq: list[float], rope: dict[str, Any]) -> tuple[float, ...]:
     return tuple(scaled(f) for f in inv_freq)
 
 
-def _factors(inv_freq: list[float], rope: dict[str, Any]) -> tuple[float, ...]:
+def _factors(inv_freq: list[float], rope: dict[str, Any], path: str) -> tuple[float, ...]:
     """One divisor per frequency, as GGUF files store them."""
-    if len(rope["factors"]) != len(inv_freq):
-        raise CheckpointError(f"rope has {len(rope['factors'])} factors for {len(inv_freq)} frequencies")
-    return tuple(f / d for f, d in zip(inv_freq, rope["factors"], strict=True))
+    factors = rope["factors"]
+    if len(factors) != len(inv_freq):
+        raise CheckpointError(f"{path}: rope has {len(factors)} factors for {len(inv_freq)} frequencies")
+    if not all(0 < d < math.inf for d in factors):
+        raise CheckpointError(f"{path}: rope has a factor that is no number above 0")
+    return tuple(f / d for f, d in zip(inv_freq, factors, strict=True))
 
 
 _ROPE = {"default": _default, "linear": _linear, "llama3": _llama3, "factors": _factors}

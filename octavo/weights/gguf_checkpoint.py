@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,9 @@ class GgufCheckpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._names
 
+    def names(self) -> Iterable[str]:
+        return self._names.keys()
+
     def info(self, name: str) -> TensorInfo:
         tensor = self._gguf.tensors[self._gguf_name(name)]
         if tensor.source not in BLOCKS:
@@ -95,11 +99,11 @@ class GgufCheckpoint:
     def _check(self) -> None:
         metadata = self._gguf.metadata
         architecture = metadata.get("general.architecture")
-        if architecture not in _ARCHITECTURES:
+        if str(architecture) not in _ARCHITECTURES:
             raise CheckpointError(
                 f"{self.path}: GGUF architecture {architecture!r} is not supported; supported: {', '.join(_ARCHITECTURES)}"
             )
-        if metadata.get("split.count", 1) > 1:
+        if metadata.get("split.count", 1) not in (0, 1):
             raise CheckpointError(
                 f"{self.path}: one of {metadata['split.count']} parts; merge them into one file first"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +50,9 @@ class SafetensorsDir:
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
+
+    def names(self) -> Iterable[str]:
+        return self._entries.keys()
 
     def info(self, name: str) -> TensorInfo:
         entry = self._entry(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -29,6 +30,10 @@ class Checkpoint(Protocol):
     generation: dict[str, Any]  # as generation_config.json; eos_token_id is the whole set, as a list
 
     def __contains__(self, name: str) -> bool: ...
+
+    def names(self) -> Iterable[str]:
+        """Of all tensors."""
+        ...
 
     def info(self, name: str) -> TensorInfo:
         """Raise CheckpointError naming the tensor where it is missing."""
