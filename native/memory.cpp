@@ -21,7 +21,7 @@ Memory::Memory(size_t bytes, bool huge_pages) : bytes_(bytes) {
   if (data_ > start) munmap(start, static_cast<size_t>(data_ - start));
   const size_t tail = slack - static_cast<size_t>(data_ - start);
   if (tail) munmap(data_ + size, tail);
-  if (huge_pages) madvise(data_, size, MADV_HUGEPAGE);  // a refusal costs speed only
+  madvise(data_, size, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);  // whatever the system's default; may be refused
 }
 
 Memory::~Memory() { munmap(data_, align_up(std::max<size_t>(bytes_, 1), static_cast<size_t>(sysconf(_SC_PAGESIZE)))); }

@@ -21,7 +21,6 @@ namespace {
 
 template <class T, class... Shape> using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu, Shape...>;
 template <class T, class... Shape> using Out = nb::ndarray<T, nb::numpy, nb::c_contig, nb::device::cpu, Shape...>;
-template <class T> using Vec = In<T, nb::ndim<1>>;
 
 Format format_of(const std::string& name) {
   const char* names[kFormats] = {"f32", "f16", "bf16", "w8", "w4", "w4f"};
@@ -45,18 +44,20 @@ KvType kv_type_of(const std::string& name) {
 
 // ---------------------------------------------------------------- one step
 
-const void* column(nb::handle array, const char* name, nb::dlpack::dtype type, int64_t size) {
-  nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu, nb::ndim<1>> a;
-  if (!nb::try_cast(array, a) || a.dtype() != type)
-    throw std::invalid_argument(std::string(name) + " must be a contiguous vector of the type in backends.base");
-  if (size >= 0 && static_cast<int64_t>(a.shape(0)) != size)
-    throw std::invalid_argument(std::string(name) + " has " + std::to_string(a.shape(0)) + " entries, expected " +
-                                std::to_string(size));
-  return a.data();  // owned by the batch, which outlives the call
+// The array itself: an implicit conversion would be a copy that is gone before the step runs.
+template <class T, int Dims> In<T, nb::ndim<Dims>> array_of(nb::handle array, const char* name) {
+  In<T, nb::ndim<Dims>> a;
+  if (!nb::try_cast(array, a, false))
+    throw std::invalid_argument(std::string(name) + " must be a contiguous array of the type in backends.base");
+  return a;
 }
 
 template <class T> const T* column(nb::handle tuple, size_t index, const char* name, int64_t size) {
-  return static_cast<const T*>(column(tuple[index], name, nb::dtype<T>(), size));
+  const auto a = array_of<T, 1>(nb::object(tuple[index]), name);
+  if (static_cast<int64_t>(a.shape(0)) != size)
+    throw std::invalid_argument(std::string(name) + " has " + std::to_string(a.shape(0)) + " entries, expected " +
+                                std::to_string(size));
+  return a.data();  // owned by the batch, which outlives the call
 }
 
 int length(nb::handle tuple, size_t index) { return static_cast<int>(nb::len(nb::object(tuple[index]))); }
@@ -72,13 +73,13 @@ Batch batch_of(nb::handle batch) {
   b.seq_starts = column<int32_t>(batch, 2, "seq_starts", b.seqs + 1);
   b.context_lens = column<int32_t>(batch, 3, "context_lens", b.seqs);
   for (nb::handle h : batch[4]) {
-    auto a = nb::cast<In<int32_t, nb::ndim<2>>>(h);
+    const auto a = array_of<int32_t, 2>(h, "block_tables");
     if (static_cast<int>(a.shape(0)) != b.seqs)
       throw std::invalid_argument("block_tables must have a row per sequence");
     b.tables.push_back({a.data(), static_cast<int>(a.shape(1))});
   }
   for (nb::handle h : batch[5]) {
-    auto a = nb::cast<In<int32_t, nb::ndim<2>>>(h);
+    const auto a = array_of<int32_t, 2>(h, "copies");
     if (a.shape(1) != 2) throw std::invalid_argument("copies must have two columns");
     b.copies.push_back({a.data(), static_cast<int>(a.shape(0))});
   }
@@ -192,7 +193,7 @@ NB_MODULE(_native, m) {
   m.def(
       "packed_bytes", [](const std::string& format, int n, int k) { return packed_bytes(format_of(format), n, k); },
       "format"_a, "n"_a, "k"_a);
-  m.def("pack", &pack_weight, "pool"_a, "memory"_a, "offset"_a, "format"_a, "data"_a, "k"_a);
+  m.def("pack", &pack_weight, "pool"_a, "memory"_a, "offset"_a, "format"_a, "data"_a.noconvert(), "k"_a);
 
   nb::class_<Pool>(m, "Pool")
       .def(nb::init<int, const std::vector<int>&>(), "num_threads"_a, "cpus"_a)
@@ -309,8 +310,8 @@ NB_MODULE(_native, m) {
           },
           "pool"_a, "isa"_a, "spec"_a)
       .def_prop_ro("arena_bytes", &Program::arena_bytes)
-      .def("run", &run, "batch"_a, "token_ids"_a, "logprobs"_a, "ranks"_a, "top_ids"_a, "top_logprobs"_a, "invalid"_a,
-           "timed"_a)
+      .def("run", &run, "batch"_a, "token_ids"_a.noconvert(), "logprobs"_a.noconvert(), "ranks"_a.noconvert(),
+           "top_ids"_a.noconvert(), "top_logprobs"_a.noconvert(), "invalid"_a.noconvert(), "timed"_a)
       .def("logits",
            [](nb::handle_t<Program> self) {
              const Program& p = *nb::inst_ptr<Program>(self);
@@ -333,7 +334,7 @@ NB_MODULE(_native, m) {
               throw std::invalid_argument("the last run left another shape");
             p.read(value, out.data());
           },
-          "value"_a, "out"_a);
+          "value"_a, "out"_a.noconvert());
 }
 
 }  // namespace octavo
