@@ -228,6 +228,22 @@ def test_sigterm_drains(data: Path) -> None:
         assert server.process.wait(10) == 0
 
 
+def test_drain_waits_for_a_request_that_is_being_read(data: Path) -> None:
+    body = msgspec.json.encode({"prompt": "Hello", "max_tokens": 3})
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    with Server(data / "arch" / "llama") as server:
+        address = httpx.URL(server.url)
+        with socket.create_connection((address.host, address.port or 0)) as slow:
+            slow.sendall(head.encode() + body[:5])
+            server.wait_for("octavo_http_requests_open", 1)
+            server.process.send_signal(signal.SIGTERM)
+            _wait(lambda: server.http.get("/health/ready").status_code == 503)
+            time.sleep(0.2)  # some looks of the drain
+            slow.sendall(body[5:])
+            assert slow.makefile("rb").readline().split()[1] == b"200"
+        assert server.process.wait(10) == 0
+
+
 def test_drain_has_an_end(data: Path) -> None:
     with Server(data / "arch" / "llama", "--drain-seconds", "0.2") as server:
         os.kill(server.engine_pid, signal.SIGSTOP)

@@ -27,6 +27,9 @@ from octavo.server.stream import EventStream, WholeAnswer
 from octavo.text.chat import encode_chat
 from octavo.text.tokenizer import Tokenizer
 
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
 MAX_BODY = 32 * 2**20
 """Bytes of a request body: a prompt of a million tokens as JSON numbers takes 7 MB."""
 
@@ -80,11 +83,11 @@ class Service:
 def create_app(service: Service) -> ASGIApp:
     app = FastAPI(title="Octavo", docs_url=None, redoc_url=None, openapi_url=None)
 
-    @app.post("/v1/completions")
+    @app.post(COMPLETIONS)
     async def completions(http: Request) -> Response:
         return await _generate(service, http, _completion)
 
-    @app.post("/v1/chat/completions")
+    @app.post(CHAT)
     async def chat_completions(http: Request) -> Response:
         return await _generate(service, http, _chat)
 
@@ -132,7 +135,7 @@ def create_app(service: Service) -> ASGIApp:
 
 
 class _Counted:
-    """Counts answers by path and status."""
+    """Counts answers by path and status, and the generation requests that are open, from their headers on."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -149,7 +152,11 @@ class _Counted:
                 self._metrics.response(route.path if route else "other", message["status"])
             await send(message)
 
-        await self._app(scope, receive, counted)
+        if scope["path"] not in (COMPLETIONS, CHAT):
+            await self._app(scope, receive, counted)
+            return
+        with self._metrics.open_request():
+            await self._app(scope, receive, counted)
 
 
 async def _generate(service: Service, http: Request, answer_of: Callable[..., tuple[Answer, Any]]) -> Response:

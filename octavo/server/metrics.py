@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -42,7 +43,9 @@ class Metrics:
         self.registry.register(_EngineCollector(stats))
         registry = self.registry
         self._responses = Counter("octavo_http_responses", "HTTP answers.", ["path", "status"], registry=registry)
-        self._open = Gauge("octavo_http_requests_open", "Generation requests being answered.", registry=registry)
+        self._open = Gauge(
+            "octavo_http_requests_open", "Generation requests being read or answered.", registry=registry
+        )
         self._prompts = Counter("octavo_prompts", "Prompts accepted.", registry=registry)
         self._prompt_tokens = Counter("octavo_prompt_tokens", "Tokens in the prompts accepted.", registry=registry)
         self._cached_tokens = Counter(
@@ -71,11 +74,14 @@ class Metrics:
 
     @property
     def num_open(self) -> int:
-        """Generation requests being answered now."""
+        """Generation requests being read or answered now."""
         return int(self._open._value.get())
 
+    def open_request(self) -> AbstractContextManager[None]:
+        """A generation request is open until the end of the context."""
+        return self._open.track_inprogress()
+
     def begin(self, num_prompts: int, num_tokens: int) -> None:
-        self._open.inc()
         self._prompts.inc(num_prompts)
         self._prompt_tokens.inc(num_tokens)
 
@@ -88,7 +94,6 @@ class Metrics:
             self._choices.labels(reason.value).inc()
         self._cached_tokens.inc(num_cached)
         self._whole.observe(seconds)
-        self._open.dec()
 
     def response(self, path: str, status: int) -> None:
         self._responses.labels(path, str(status)).inc()
