@@ -112,7 +112,6 @@ def test_all_but_the_last_token_of_a_prompt_seen_before_is_cached(length: int) -
     tokens = [i % 7 for i in range(length)]
     assert run(cache, make("a", tokens)) == 0
     assert run(cache, make("b", tokens)) == length - 1
-    assert (cache.num_queried, cache.num_hit) == (2 * length, length - 1)
 
 
 def test_reuse_is_exact_to_the_token() -> None:
@@ -235,9 +234,11 @@ def play(seed: int) -> Counter[str]:
             request = make(str(turn), (old[: rng.randint(0, len(old))] + fresh)[: num_blocks * 16])
             match = cache.match(request, request.num_tokens - 1)
             assert match.num_tokens == longest_known(cache, request.prompt_ids[:-1])
-            free = cache.num_available
+            pools = [group.pool for group in cache.groups]
+            free = min(pool.num_available for pool in pools)
             if cache.admit(request, match, request.num_tokens, 0):
-                assert cache.num_available >= free - blocks_for(request.num_tokens) - (request.num_cached % 16 > 0)
+                left = min(pool.num_available for pool in pools)
+                assert left >= free - blocks_for(request.num_tokens) - (request.num_cached % 16 > 0)
                 live.append(request)
                 seen["copied"] += request.num_cached % 16 > 0
                 seen["shared"] += request.num_cached >= 16

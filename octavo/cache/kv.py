@@ -58,8 +58,6 @@ class KvCache:
         """`num_blocks` per group. `enabled`: reuse prefixes. `seed`: everything else that the cached values depend on."""
         self.groups = [Group(BlockPool(n), PrefixIndex(seed)) for n in num_blocks]
         self.enabled = enabled
-        self.num_queried = 0  # prompt tokens looked up, counter
-        self.num_hit = 0  # of those, found
         self._root = root_key(seed)
         self._keys: dict[tuple[str, int], list[Key]] = {}
         self._coming: dict[Key, Request] = {}  # blocks that a running request is about to compute
@@ -68,11 +66,6 @@ class KvCache:
     def fits(self, num_tokens: int) -> bool:
         """Whether a request of this many computed tokens could ever run, alone."""
         return all(blocks_for(num_tokens) <= group.pool.num_blocks for group in self.groups)
-
-    @property
-    def num_available(self) -> int:
-        """Blocks that every group could give now."""
-        return min(group.pool.num_available for group in self.groups)
 
     def room(self, request: Request) -> int:
         """Tokens that a request could compute now without taking a block from another."""
@@ -142,9 +135,6 @@ class KvCache:
                 request.tables[g].append(block)
                 self._copies[g].append(Copy(match.sources[g], block))
         request.num_cached = request.num_computed = match.num_tokens
-        if request.num_preemptions == 0:
-            self.num_queried += len(request.prompt_ids)
-            self.num_hit += request.num_cached
         if self.enabled:
             for key in self._coming_keys(request, len(match.shared[0])):
                 self._coming.setdefault(key, request)
