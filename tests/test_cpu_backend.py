@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo import _native
+from octavo.backends import cpu
 from octavo.backends.base import BLOCK_SIZE, KV_SPLIT, SMALL_T, Limits, StepBatch
 from octavo.backends.cpu import CpuBackend, CpuProgram, CpuState
 from octavo.backends.diff import greedy, make_step
@@ -130,6 +131,18 @@ def test_float32_logits_of_the_fixtures(name: str, isa: str) -> None:
         np.testing.assert_allclose(logits, values[f"logits_{i}"], rtol=0, atol=2e-3)
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_packing_in_pieces_changes_no_byte(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, graph = checkpoint_and_graph(model)
+    backend = CpuBackend(num_threads=2)
+    whole = backend.pack(graph, checkpoint)
+    monkeypatch.setattr(cpu, "VALUES_AT_ONCE", 1)  # 32 rows at once
+    pieces = backend.pack(graph, checkpoint)
+    assert whole.num_bytes == pieces.num_bytes == backend.weight_bytes(graph)
+    a, b = (w.memory.view(0, w.num_bytes) for w in (whole, pieces))
+    np.testing.assert_array_equal(a, b)
+
+
 def test_neighbours_in_the_step_change_no_bit() -> None:
     program, _ = load("q4_1", num_threads=2, poison=True)
     blocks = shuffled_blocks(3)
@@ -246,7 +259,10 @@ def wrong_batches() -> Iterator[tuple[str, Callable[[StepBatch], StepBatch], str
     yield "narrow table", changed("block_tables", (np.zeros((1, 0), np.int32),)), r"has 0 columns, sequence 0 needs 1"
     yield "copy", changed("copies", (i32(1, 100)[None],)), r"copies\[0\] is 100"
     yield "row", changed("logit_rows", i32(3)), r"logit_rows\[0\] is 3"
-    yield "type", changed("token_ids", np.zeros(3, np.int64)), r"token_ids must be a contiguous vector"
+    yield "type", changed("token_ids", np.zeros(3, np.int64)), r"token_ids must be a contiguous array"
+    yield "strides", changed("token_ids", np.zeros(6, np.int32)[::2]), r"token_ids must be a contiguous array"
+    yield "type of table", changed("block_tables", (np.zeros((1, 1)),)), r"block_tables must be a contiguous array"
+    yield "no array", changed("copies", ([[1, 2]],)), r"copies must be a contiguous array"
     yield "length", changed("positions", i32(0, 1)), r"positions has 2 entries, expected 3"
     yield "target", sampling("target", i32(320)), r"sampling.target\[0\] is 320"
     yield "top", sampling("num_top", i32(321)), r"num_top is larger than the vocabulary"

@@ -97,6 +97,7 @@ def test_ready_tells_what_was_loaded(model: Path) -> None:
     ("options", "message"),
     [
         ({"model": "nowhere"}, "nowhere"),
+        ({"num_threads": 257}, "num_threads must be in 1..256; got 257"),
         ({"kv_cache_memory": 20_000}, "would work"),
         ({"max_model_len": 10**9, "kv_cache_memory": 10**7}, "max_model_len=1000000000"),
     ],
@@ -339,6 +340,18 @@ def test_a_row_of_nan_fails_its_request_alone(data: Path, tmp_path: Path) -> Non
         assert [(p.finish_reason, p.token_ids) for p in failed] == [(FinishReason.ERROR, [])] * (bad in order)
         assert all(p.error for p in failed)
         assert engine.stats().kv_blocks_held == 0
+
+
+def test_end_tokens_outside_of_the_vocabulary_harm_nobody(data: Path, tmp_path: Path) -> None:
+    """generation_config.json may name tokens that the model has no row for; min_tokens masks the end tokens."""
+    model = shutil.copytree(data / "arch" / "llama", tmp_path / "model")
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 320, -1]}))
+    engine = Engine(EngineConfig(model=str(model), num_threads=1))
+    engine.add(Add("a", [1, 2, 3], SamplingParams(max_tokens=4, min_tokens=2), seed=0))
+    progress: list[Progress] = []
+    while (output := engine.step()) is not None:
+        progress += output.progress
+    assert len(tokens(progress)) >= 2
 
 
 def test_abort_in_every_state(model: Path) -> None:

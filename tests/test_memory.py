@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo.config import ConfigError
-from octavo.engine.memory import format_bytes, free_memory, size_kv
+from octavo.engine.memory import check_weights, format_bytes, free_memory, size_kv
 
 GIB = 2**30
 
@@ -108,6 +108,12 @@ def test_groups_share_the_budget() -> None:
     assert kv.num_blocks == [10, 10]
     assert kv.num_tokens == 160
     assert "1.0 sequences of 160 tokens" in kv.describe(160)
+
+
+def test_weights_that_do_not_fit_say_so() -> None:
+    check_weights(GIB, GIB)
+    with pytest.raises(ConfigError, match=r"weights of this model take 2\.00 GiB, but 1\.00 GiB of memory are free"):
+        check_weights(2 * GIB, GIB)
 
 
 def test_units() -> None:

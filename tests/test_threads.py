@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo import _native
 from octavo.backends.threads import allowed_cores, cpu_quota, default_threads
 
 FOUR = frozenset(range(4))
@@ -36,6 +37,12 @@ def test_one_processor_of_each_physical_core(tmp_path: Path) -> None:
 def test_without_topology_every_processor_counts(tmp_path: Path) -> None:
     assert default_threads(tmp_path, FOUR) == 4
     assert cpu_quota(tmp_path) is None
+
+
+def test_no_more_threads_than_a_pool_takes(tmp_path: Path) -> None:
+    assert default_threads(tmp_path, frozenset(range(384))) == 256
+    with pytest.raises(ValueError, match=r"must be in 1\.\.256; got 257"):
+        _native.Pool(257, [])
 
 
 @pytest.mark.parametrize(("text", "quota"), [("max 100000", None), ("150000 100000", 1.5), ("50000 100000", 0.5)])

@@ -24,6 +24,10 @@ BLOCK_BYTES = {DType.BF16: 64, DType.F32: 128}
 """Per head dimension: 16 tokens, keys and values (native/kernels.h)."""
 
 
+VALUES_AT_ONCE = 2**22
+"""Of a matrix that is packed: decoding Q6_K takes 17 bytes a value, 71 MB for so many."""
+
+
 @dataclass(frozen=True)
 class CpuWeights:
     """Every weight packed once. A tensor used twice (tied embeddings) has one place."""
@@ -79,36 +83,34 @@ class CpuBackend:
         self, graph: Graph, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None
     ) -> CpuWeights:
         """Source pages are released as soon as a tensor is packed. progress(done, total) in bytes of the files."""
-        matrices: dict[WeightPart, int] = {}  # part -> input features
-        vectors: dict[str, Value] = {}
-        for value in graph.weights():
-            if value.rows == Dim(1):
-                vectors[value.name] = value
-            else:
-                matrices.update((part, value.cols) for part in value.parts)
-        sizes = {part: _native.packed_bytes(part.format, part.rows, cols) for part, cols in matrices.items()}
-        parts, end = _places(sizes, 0)
-        vector_places, end = _places({name: 4 * value.cols for name, value in vectors.items()}, end)
-        weights = CpuWeights(_native.Memory(end, huge_pages=True), parts, vector_places)
-
+        layout = _weight_layout(graph)
+        parts, vectors = layout.parts, layout.vectors
+        weights = CpuWeights(_native.Memory(layout.num_bytes, huge_pages=True), parts, vectors)
         done = 0
-        for part, cols in matrices.items():
+        for part, cols in layout.cols.items():
             info, data = checkpoint.read(part.name)
             if data.shape[0] != part.rows:
                 raise CheckpointError(f"{info.file}: {part.name} has {data.shape[0]} rows, expected {part.rows}")
-            rows = np.ascontiguousarray(to_native(part.format, info.source, data, cols))
-            _native.pack(self._pool, weights.memory, parts[part], part.format, rows, cols)
+            step = max(32, VALUES_AT_ONCE // cols // 32 * 32)  # whole panels
+            for row in range(0, part.rows, step):
+                rows = to_native(part.format, info.source, data[row : row + step], cols)
+                place = parts[part] + _native.packed_bytes(part.format, row, cols)
+                _native.pack(self._pool, weights.memory, place, part.format, np.ascontiguousarray(rows), cols)
             done += data.nbytes
             del data, rows
             checkpoint.release(part.name)
             if progress:
                 progress(done, checkpoint.total_bytes)
-        for name, value in vectors.items():
-            place = weights.memory.view(vector_places[name], 4 * value.cols).view(np.float32)
-            np.concatenate([_vector(checkpoint, part.name) for part in value.parts], out=place)
+        for value in graph.weights():
+            if value.name in vectors:
+                vector = weights.memory.view(vectors[value.name], 4 * value.cols).view(np.float32)
+                np.concatenate([_vector(checkpoint, part.name) for part in value.parts], out=vector)
         if progress:
             progress(checkpoint.total_bytes, checkpoint.total_bytes)
         return weights
+
+    def weight_bytes(self, graph: Graph) -> int:
+        return _weight_layout(graph).num_bytes
 
     def block_bytes(self, graph: Graph) -> list[int]:
         return [len(g.layers) * g.kv_heads * _head_block_bytes(g) for g in graph.groups]
@@ -183,6 +185,21 @@ class CpuProgram:
 
 def _head_block_bytes(group: KvGroup) -> int:
     return BLOCK_BYTES[group.dtype] * group.head_dim
+
+
+class _WeightLayout(NamedTuple):
+    cols: dict[WeightPart, int]  # input features of a matrix
+    parts: dict[WeightPart, int]  # byte offsets, as in CpuWeights
+    vectors: dict[str, int]
+    num_bytes: int
+
+
+def _weight_layout(graph: Graph) -> _WeightLayout:
+    matrices = [value for value in graph.weights() if value.rows != Dim(1)]
+    cols = {part: value.cols for value in matrices for part in value.parts}
+    parts, end = _places({part: _native.packed_bytes(part.format, part.rows, n) for part, n in cols.items()}, 0)
+    vectors, end = _places({value.name: 4 * value.cols for value in graph.weights() if value.rows == Dim(1)}, end)
+    return _WeightLayout(cols, parts, vectors, end)
 
 
 def _places(sizes: dict[Any, int], start: int) -> tuple[dict[Any, int], int]:

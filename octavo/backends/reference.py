@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from octavo.backends import reference_ops as meaning
 from octavo.backends.base import BLOCK_SIZE, Limits, StepBatch, StepHandle, StepResult, TraceSpan
 from octavo.graph import ops
-from octavo.graph.ir import DType, Graph, Kind, KvGroup, Node, Value
+from octavo.graph.ir import Dim, DType, Graph, Kind, KvGroup, Node, Value
 from octavo.graph.plan import lifetimes
 from octavo.graph.verify import FUSED, verify
 from octavo.sampling.definition import sample
@@ -282,6 +282,11 @@ class ReferenceBackend:
             if progress:
                 progress(done, checkpoint.total_bytes)
         return weights
+
+    def weight_bytes(self, graph: Graph) -> int:
+        """Float32, a weight used twice once."""
+        sizes = {p.name: 4 * p.rows * v.cols for v in graph.weights() for p in v.parts if v.rows != Dim(1)}
+        return sum(sizes.values()) + sum(4 * v.cols for v in graph.weights() if v.rows == Dim(1))
 
     def block_bytes(self, graph: Graph) -> list[int]:
         return [len(g.layers) * BLOCK_SIZE * g.kv_heads * g.head_dim * 2 * 4 for g in graph.groups]

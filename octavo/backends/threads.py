@@ -35,8 +35,12 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     return min(limits, default=None)
 
 
+MAX_THREADS = 256
+"""The most workers of a native pool (native/pool.cpp)."""
+
+
 def default_threads(root: Path = Path("/"), affinity: frozenset[int] | None = None) -> int:
-    cores = len(allowed_cores(root, affinity))
+    cores = min(MAX_THREADS, len(allowed_cores(root, affinity)))
     quota = cpu_quota(root)
     return max(1, cores if quota is None else min(cores, int(quota)))
 

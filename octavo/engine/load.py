@@ -12,9 +12,9 @@ from typing import Any
 
 from octavo.backends.base import Backend, Limits, Program
 from octavo.cache.kv import KvCache
-from octavo.config import EngineConfig
+from octavo.config import ConfigError, EngineConfig
 from octavo.engine.admission import Bounds
-from octavo.engine.memory import KvSize, free_memory, size_kv
+from octavo.engine.memory import KvSize, check_weights, free_memory, size_kv
 from octavo.engine.messages import Ready
 from octavo.graph.ir import Graph
 from octavo.models import build_graph
@@ -46,7 +46,7 @@ class Loaded:
     cache: KvCache
     scheduler: Scheduler
     batches: BatchBuilder
-    eos_ids: frozenset[int]
+    eos_ids: frozenset[int]  # those that the model can draw
     phases: dict[str, float]
     notices: list[str]
 
@@ -88,6 +88,7 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         graph = build_graph(checkpoint, config.activations)
         notices, max_model_len = _max_model_len(config, graph)
     with phase("pack"):
+        check_weights(backend.weight_bytes(graph), free_memory())
         weights = backend.pack(graph, checkpoint, (lambda done, total: report("pack", done, total)) if report else None)
     with phase("kv"):
         kv = size_kv(
@@ -121,20 +122,10 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         cache=cache,
         scheduler=Scheduler(cache, limits),
         batches=BatchBuilder(limits, len(graph.groups)),
-        eos_ids=eos_ids(checkpoint),
+        eos_ids=frozenset(i for i in checkpoint.generation["eos_token_id"] if 0 <= i < graph.vocab_size),
         phases=phases,
         notices=notices,
     )
-
-
-def eos_ids(checkpoint: Checkpoint) -> frozenset[int]:
-    """End tokens: those of generation_config.json and of config.json, each a number or a list."""
-    found: set[int] = set()
-    for source in (checkpoint.generation, checkpoint.config):
-        value = source.get("eos_token_id")
-        if value is not None:
-            found.update(value if isinstance(value, list) else [value])
-    return frozenset(found)
 
 
 def _backend(config: EngineConfig) -> Backend:
@@ -144,13 +135,16 @@ def _backend(config: EngineConfig) -> Backend:
         return ReferenceBackend()
     from octavo.backends.cpu import CpuBackend
 
-    return CpuBackend(
-        isa=config.isa,
-        num_threads=config.num_threads,
-        fuse=config.fuse,
-        reuse=config.reuse,
-        poison=config.poison,
-    )
+    try:
+        return CpuBackend(
+            isa=config.isa,
+            num_threads=config.num_threads,
+            fuse=config.fuse,
+            reuse=config.reuse,
+            poison=config.poison,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _max_model_len(config: EngineConfig, graph: Graph) -> tuple[list[str], int]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from octavo.backends.base import BLOCK_SIZE
+from octavo.cache.blocks import BLOCK_SIZE, blocks_for
 from octavo.config import ConfigError
 
 KV_SHARE = 0.8
@@ -33,7 +33,7 @@ class KvSize(NamedTuple):
         blocks = min(self.num_blocks)
         return (
             f"KV cache {format_bytes(self.total_bytes)}: {blocks} blocks of {BLOCK_SIZE} tokens, "
-            f"{blocks / blocks_of(max_model_len):.1f} sequences of {max_model_len} tokens at once"
+            f"{blocks / blocks_for(max_model_len):.1f} sequences of {max_model_len} tokens at once"
         )
 
 
@@ -47,7 +47,7 @@ def size_kv(
     Raises ConfigError with the values that would work where not even one sequence fits.
     """
     each = sum(block_bytes)
-    most = max_num_seqs * blocks_of(max_model_len)
+    most = max_num_seqs * blocks_for(max_model_len)
     if wanted_bytes is None:
         budget = min(int(KV_SHARE * free_bytes), most * each)
         source = f"{KV_SHARE:.0%} of the {format_bytes(free_bytes)} of free memory is {format_bytes(budget)}"
@@ -60,7 +60,7 @@ def size_kv(
                 f"kv_cache_memory={int(KV_SHARE * free_bytes)} would work"
             )
     blocks = budget // each
-    needed = blocks_of(max_model_len)
+    needed = blocks_for(max_model_len)
     if blocks < needed:
         fits = blocks * BLOCK_SIZE
         advice = f"max_model_len={fits} fits, or " if fits else ""
@@ -72,9 +72,13 @@ def size_kv(
     return KvSize([blocks] * len(block_bytes), blocks * each, each)
 
 
-def blocks_of(num_tokens: int) -> int:
-    """Blocks that hold so many tokens."""
-    return -(-num_tokens // BLOCK_SIZE)
+def check_weights(weight_bytes: int, free_bytes: int) -> None:
+    """Raise ConfigError where the weights alone do not fit: the kernel would kill the process while they are packed."""
+    if weight_bytes > free_bytes:
+        raise ConfigError(
+            f"the weights of this model take {format_bytes(weight_bytes)}, "
+            f"but {format_bytes(free_bytes)} of memory are free"
+        )
 
 
 def format_bytes(n: int) -> str:
