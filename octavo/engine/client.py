@@ -22,6 +22,10 @@ CLOSE_SECONDS = 5.0
 """An engine that was told to end gets this long: a step, not a drain."""
 
 
+LAST_EVENTS_MS = 50
+"""What an engine sent before it ended has arrived in this process by then, but not in ZeroMQ's queue."""
+
+
 class EngineError(RuntimeError):
     """The engine could not start. The message is one line for the user."""
 
@@ -145,7 +149,8 @@ class EngineClient:
     def _on_death(self) -> None:
         assert self._loop is not None
         self._loop.remove_reader(self.process.lifeline)
-        self._on_events()  # what it sent before it ended
+        while self._events.poll(LAST_EVENTS_MS):  # the thread that receives may be behind
+            self._on_events()
         self._end(self._failed or self.process.how_it_ended())
 
     def _end(self, reason: str) -> None:
