@@ -64,8 +64,12 @@ class EngineConfig:
             ("max_model_len", 1),
         ):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < low):
+            if value is None and name == "max_model_len":
+                continue
+            if not isinstance(value, int) or value < low:
                 raise ConfigError(f"{name} must be a whole number of at least {low}; got {value!r}")
+        if self.seed is not None and not (isinstance(self.seed, int) and -(2**63) <= self.seed < 2**64):
+            raise ConfigError(f"seed must be a whole number between {-(2**63)} and {2**64 - 1}; got {self.seed!r}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "

@@ -241,6 +241,10 @@ def test_wrong_options(data: Path) -> None:
         LLM(model, nonsense=1)
     with pytest.raises(ConfigError, match="kv_cache_memory must be bytes or a size"):
         LLM(model, kv_cache_memory="much")
+    with pytest.raises(ConfigError, match="seed must be a whole number between -9223372036854775808"):
+        LLM(model, seed=2**64)
+    with pytest.raises(ConfigError, match="max_num_seqs must be a whole number of at least 1; got None"):
+        LLM(model, max_num_seqs=None)
     with pytest.raises(CheckpointError, match="no-such-model"):
         LLM(str(data / "no-such-model"))
 
