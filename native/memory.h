@@ -11,7 +11,7 @@ constexpr size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; 
 // Zero filled. Huge pages suit what is read as a whole (weights); with small pages only what is used takes memory.
 class Memory {
  public:
-  Memory(size_t bytes, bool huge_pages);  // throws std::bad_alloc when the address space is refused
+  Memory(size_t bytes, bool huge_pages);  // throws std::bad_alloc, saying so, when the space is refused
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;

@@ -29,7 +29,10 @@ KERNELS = {
     "test_plan": ["same bits", "refusals"],
     "test_sampler": ["logit_max", "sum_exp", "collect", "count_before", "gumbel_argmax", "truncation", "sample_row"],
 }
-PORTABLE = {"test_pool": ["barrier", "sleep and wake", "uneven work"], "test_memory": ["reserve", "huge pages"]}
+PORTABLE = {
+    "test_pool": ["barrier", "sleep and wake", "uneven work"],
+    "test_memory": ["reserve", "huge pages", "refusal"],
+}
 
 
 def test_every_native_test_is_known() -> None:
@@ -47,7 +50,7 @@ def test_runtime(name: str) -> None:
     check_output(run(plain_build() / name), PORTABLE[name])
 
 
-@pytest.mark.parametrize("name", KERNELS.keys() | PORTABLE.keys())
+@pytest.mark.parametrize("name", [*KERNELS, *PORTABLE])
 def test_under_sanitizers(name: str) -> None:
     expected = PORTABLE.get(name) or [*_native.isa_levels(), *KERNELS[name]]
     check_output(run(sanitized_build() / name), expected)

@@ -1,4 +1,7 @@
 // Reserved memory is zero, aligned, and takes only what is touched.
+#include <new>
+#include <string>
+
 #include "check.h"
 #include "memory.h"
 
@@ -27,6 +30,16 @@ void test_huge_pages() {
   }
 }
 
+void test_refused() {
+  for (size_t bytes : {size_t{1} << 60, ~size_t{0}}) {
+    std::string text;
+    try {
+      Memory memory(bytes, true);
+    } catch (const std::bad_alloc& e) { text = e.what(); }
+    CHECK(text.find("refuses to reserve " + std::to_string(bytes) + " bytes") != std::string::npos);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -34,5 +47,7 @@ int main() {
   puts("reserve");
   test_huge_pages();
   puts("huge pages");
+  test_refused();
+  puts("refusal");
   return check::finish();
 }

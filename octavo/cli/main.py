@@ -75,11 +75,8 @@ def _exit_code(error: Exception) -> int | None:
 
     if isinstance(error, ConfigError | ParameterError):
         return 2
-    return (
-        1
-        if isinstance(error, EngineError | EngineDead | GraphError | CheckpointError | ChatTemplateError | OSError)
-        else None
-    )
+    could_not = EngineError | EngineDead | GraphError | CheckpointError | ChatTemplateError | OSError | MemoryError
+    return 1 if isinstance(error, could_not) else None
 
 
 if __name__ == "__main__":
