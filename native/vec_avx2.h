@@ -22,10 +22,6 @@ VEC_INLINE f32x16 min(f32x16 a, f32x16 b) {
   VEC_EACH a.v[i] = _mm256_min_ps(a.v[i], b.v[i]);
   return a;
 }
-VEC_INLINE f32x16 sqrt(f32x16 a) {
-  VEC_EACH a.v[i] = _mm256_sqrt_ps(a.v[i]);
-  return a;
-}
 VEC_INLINE f32x16 load_f16(const uint16_t* p) {
   f32x16 r;
   VEC_EACH r.v[i] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8 * i)));

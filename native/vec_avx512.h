@@ -1,5 +1,5 @@
 // 16 lanes for AVX-512 (F, BW, VL, DQ, VNNI, BF16). Every vec_*.h defines the same names in octavo::VEC_NS:
-//   f32x16 i32x16 u32x16   + - * / (float), + - * & | ^ ~ << >> (integers), by element; mask16 from less() and equal()
+//   f32x16 i32x16 u32x16   + - * / (float), + - * & | ^ << >> (integers), by element; mask16 from less() and equal()
 // Loads and stores need no alignment; the _n forms touch only the first n lanes (0 <= n <= 16; the others load as 0).
 #pragma once
 #pragma GCC diagnostic push  // GCC 12's header leaves the pass-through operand of unmasked forms undefined (bug 105593)
@@ -56,7 +56,6 @@ VEC_INLINE f32x16 max(f32x16 a, f32x16 b) { return _mm512_max_ps(a, b); }       
 VEC_INLINE f32x16 min(f32x16 a, f32x16 b) { return _mm512_min_ps(a, b); }                 // a < b ? a : b
 VEC_INLINE i32x16 max(i32x16 a, i32x16 b) { return (i32x16)_mm512_max_epi32((__m512i)a, (__m512i)b); }
 VEC_INLINE f32x16 abs(f32x16 v) { return _mm512_abs_ps(v); }
-VEC_INLINE f32x16 sqrt(f32x16 v) { return _mm512_sqrt_ps(v); }
 
 VEC_INLINE mask16 less(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 VEC_INLINE mask16 equal(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
@@ -66,9 +65,6 @@ VEC_INLINE mask16 both(mask16 a, mask16 b) { return (mask16)(a & b); }
 VEC_INLINE mask16 either(mask16 a, mask16 b) { return (mask16)(a | b); }
 VEC_INLINE uint32_t bits(mask16 m) { return m; }                                                  // bit i is lane i
 VEC_INLINE f32x16 select(mask16 m, f32x16 a, f32x16 b) { return _mm512_mask_blend_ps(m, b, a); }  // m ? a : b
-VEC_INLINE i32x16 select(mask16 m, i32x16 a, i32x16 b) {
-  return (i32x16)_mm512_mask_blend_epi32(m, (__m512i)b, (__m512i)a);
-}
 
 // The same tree in every level: lanes i and i + 8, then 4, 2, 1.
 VEC_INLINE float reduce_add(f32x16 v) {

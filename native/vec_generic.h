@@ -12,10 +12,6 @@ constexpr int kInterleave = 1;
 VEC_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return a * b + c; }
 VEC_INLINE f32x16 max(f32x16 a, f32x16 b) { return select(less(b, a), a, b); }
 VEC_INLINE f32x16 min(f32x16 a, f32x16 b) { return select(less(a, b), a, b); }
-VEC_INLINE f32x16 sqrt(f32x16 a) {
-  for (int i = 0; i < 16; i++) a.v[i / 4][i % 4] = __builtin_sqrtf(a.v[i / 4][i % 4]);
-  return a;
-}
 
 // The exponent moves from bias 15 to 127 by a multiplication, which also makes subnormals normal.
 VEC_INLINE f32x16 load_f16(const uint16_t* p) {

@@ -55,18 +55,6 @@ VEC_INLINE f32x16 operator-(f32x16 a) {
   VEC_EACH a.v[i] = -a.v[i];
   return a;
 }
-VEC_INLINE i32x16 operator-(i32x16 a) {
-  VEC_EACH a.v[i] = -a.v[i];
-  return a;
-}
-VEC_INLINE i32x16 operator~(i32x16 a) {
-  VEC_EACH a.v[i] = ~a.v[i];
-  return a;
-}
-VEC_INLINE u32x16 operator~(u32x16 a) {
-  VEC_EACH a.v[i] = ~a.v[i];
-  return a;
-}
 
 // By part: GCC 12 copies the whole struct through the stack.
 VEC_INLINE f32x16 load(const float* p) {
