@@ -42,6 +42,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [1.5]}, "prompt"),
     ({"prompt": {"text": "a"}}, "prompt"),
     ({"prompt": [1] * 512}, "prompt"),
+    ({"prompt": [[1]] * 129, "n": 128}, "prompt"),
     ({"max_tokens": 512}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": "5"}, "max_tokens"),

@@ -21,6 +21,10 @@ from octavo.text.output import ChoiceOutput, Delta
 from octavo.text.tokenizer import Tokenizer
 
 
+MAX_CHOICES = 2**14
+"""Choices of one HTTP request: each takes 1.5 kB here before it has a token, so all of them 25 MB."""
+
+
 class Prompt(NamedTuple):
     token_ids: list[int]
     text: str | None  # None: given as token ids
@@ -42,6 +46,12 @@ class Generation:
         priority: int = 0,
     ) -> None:
         """seeds: one per prompt."""
+        if len(prompts) * params.n > MAX_CHOICES:
+            raise bad_request(
+                f"{len(prompts)} prompts with n {params.n} are {len(prompts) * params.n} choices; "
+                f"one request may have {MAX_CHOICES}",
+                "prompt",
+            )
         self._client = client
         self._metrics = metrics
         self.tokenizer = tokenizer
