@@ -294,7 +294,7 @@ class Scheduler:
 
     def _end(self, live: Live) -> None:
         if live.slot < 0:
-            self._waiting.remove(live)
+            del self._waiting[bisect.bisect_left(self._waiting, live.order, key=_order)]
         else:
             self._leave(live)
         self._cache.forget(live.request)

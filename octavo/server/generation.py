@@ -20,7 +20,6 @@ from octavo.server.metrics import Metrics
 from octavo.text.output import ChoiceOutput, Delta
 from octavo.text.tokenizer import Tokenizer
 
-
 MAX_CHOICES = 2**14
 """Choices of one HTTP request: each takes 1.5 kB here before it has a token, so all of them 25 MB."""
 
