@@ -27,19 +27,19 @@ def machine(tmp_path: Path, cgroup_lines: str, files: dict[str, str]) -> tuple[P
     return proc, cgroup
 
 
-def v2(group: str, limit: str, usage: int, inactive: int) -> dict[str, str]:
+def v2(group: str, limit: str, usage: int, files: int) -> dict[str, str]:
     return {
         f"{group}/memory.max": f"{limit}\n",
         f"{group}/memory.current": f"{usage}\n",
-        f"{group}/memory.stat": f"anon 1\ninactive_file {inactive}\n",
+        f"{group}/memory.stat": f"anon 1\ninactive_file {files // 2}\nactive_file {files - files // 2}\n",
     }
 
 
-def v1(group: str, limit: int, usage: int, inactive: int) -> dict[str, str]:
+def v1(group: str, limit: int, usage: int, files: int) -> dict[str, str]:
     return {
         f"memory/{group}/memory.limit_in_bytes": f"{limit}\n",
         f"memory/{group}/memory.usage_in_bytes": f"{usage}\n",
-        f"memory/{group}/memory.stat": f"cache 1\ntotal_inactive_file {inactive}\n",
+        f"memory/{group}/memory.stat": f"cache 1\ntotal_inactive_file {files // 2}\ntotal_active_file {files - files // 2}\n",
     }
 
 

@@ -99,12 +99,10 @@ def free_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            free += _headroom(cgroup, path, "memory.max", "memory.current", "inactive_file")
-            free += _headroom(cgroup / "unified", path, "memory.max", "memory.current", "inactive_file")
+            for root in (cgroup, cgroup / "unified"):
+                free += _headroom(root, path, "memory.max", "memory.current", "")
         elif "memory" in controllers.split(","):
-            free += _headroom(
-                cgroup / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-            )
+            free += _headroom(cgroup / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
     return max(0, min(free))
 
 
@@ -115,9 +113,10 @@ def _mem_available(path: Path) -> int:
     raise ConfigError(f"{path} has no MemAvailable line: name kv_cache_memory")
 
 
-def _headroom(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> list[int]:
-    """Limit - usage + droppable page cache of a cgroup and of each of its ancestors that has a limit.
+def _headroom(root: Path, path: str, limit: str, usage: str, prefix: str) -> list[int]:
+    """Limit - usage + page cache of a cgroup and of each of its ancestors that has a limit.
 
+    Pages of files, also those used often (a model read twice), are dropped before anything is refused.
     Inside a container the path may be the host's and not exist below `root`; the root then stands for the own group.
     """
     parts = [p for p in path.split("/") if p not in ("", "..")]
@@ -131,5 +130,6 @@ def _headroom(root: Path, path: str, limit: str, usage: str, reclaimable: str) -
         except (OSError, ValueError):
             continue
         if bound != "max" and int(bound) < 2**60:  # v1 spells "no limit" as a huge number
-            found.append(int(bound) - used + int(stat.get(reclaimable, 0)))
+            files = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("inactive", "active"))
+            found.append(int(bound) - used + files)
     return found
