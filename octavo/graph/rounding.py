@@ -20,7 +20,7 @@ def round_inputs(graph: Graph, act_of: Callable[[str], DType]) -> Graph:
     third of all loss by rounding, in a sixth of the work (docs/DECISIONS.md).
     Linears that read the same value in the same rounding share one Round.
     """
-    rounded: dict[tuple[int, int, DType], Value] = {}
+    rounded: dict[tuple[int, int, int, DType], Value] = {}
     nodes: list[Node] = []
     attended = {v.root for node in graph.nodes if isinstance(node.attrs, _OF_ATTENTION) for v in node.ins}
     for node in graph.nodes:
@@ -30,7 +30,7 @@ def round_inputs(graph: Graph, act_of: Callable[[str], DType]) -> Graph:
             if act is DType.A8 and node.outs[0] in attended:
                 act = DType.BF16
             if x.dtype is DType.F32 and act is not DType.F32:
-                key = (id(x.root), x.start, act)
+                key = (id(x.root), x.start, x.cols, act)
                 if key not in rounded:
                     y = Value(f"{x.name}.{act.value}", x.rows, x.cols, Kind.TEMP, act)
                     rounded[key] = y
