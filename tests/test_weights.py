@@ -237,6 +237,9 @@ DIRECTORY_FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "not a model directory: it has no config.json"),
     "no JSON": (lambda f: (f / "config.json").write_text("{"), "config.json: cannot be read as JSON"),
     "no object": (lambda f: (f / "config.json").write_text("[]"), "config.json: expected a JSON object, found list"),
+    "nested": (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json: cannot be read as JSON"),
+    "added tokens": (lambda f: (f / "tokenizer.json").write_text('{"added_tokens": [{"id": 1}]}'), "id and content"),
+    "no text": (lambda f: (f / "tokenizer.json").write_bytes(b"\xff"), "tokenizer.json: cannot be read"),
     "quantised": (
         break_config(lambda c: c.update(quantization_config={"quant_method": "gptq"})),
         "'gptq' is not supported",

@@ -35,7 +35,10 @@ def _added_tokens(file: Path) -> list[dict[str, Any]]:
     """They stand near the beginning of tokenizer.json: the vocabulary behind them, megabytes, is not parsed."""
     if not file.is_file():
         return []
-    text = file.read_text(encoding="utf-8")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file}: cannot be read: {error}") from error
     key = '"added_tokens":'
     start = text.find(key)
     if start < 0:
@@ -43,10 +46,12 @@ def _added_tokens(file: Path) -> list[dict[str, Any]]:
     start += len(key)
     start += len(text[start : start + 100]) - len(text[start : start + 100].lstrip())
     try:
-        tokens: list[dict[str, Any]] = json.JSONDecoder().raw_decode(text, start)[0]
-    except json.JSONDecodeError as error:
+        tokens: Any = json.JSONDecoder().raw_decode(text, start)[0]
+        return [{"id": int(token["id"]), "content": str(token["content"])} for token in tokens]
+    except (json.JSONDecodeError, RecursionError) as error:
         raise CheckpointError(f"{file}: cannot be read as JSON: {error}") from error
-    return tokens
+    except (TypeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{file}: added_tokens must be a list of objects with id and content") from error
 
 
 def end_tokens_of_gguf(gguf: GgufFile) -> frozenset[int]:
