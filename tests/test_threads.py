@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from octavo import _native
-from octavo.backends.threads import allowed_cores, cpu_quota, default_threads
+from octavo.backends.threads import allowed_cores, cpu_quota, default_threads, pinning
 
 FOUR = frozenset(range(4))
 V2 = "30 23 0:26 {mounted} /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n"
@@ -43,6 +43,15 @@ def test_no_more_threads_than_a_pool_takes(tmp_path: Path) -> None:
     assert default_threads(tmp_path, frozenset(range(384))) == 256
     with pytest.raises(ValueError, match=r"must be in 1\.\.256; got 257"):
         _native.Pool(257, [])
+
+
+def test_pinned_only_to_all_cores_of_this_process(tmp_path: Path) -> None:
+    machine(tmp_path, siblings("0,2", "1,3", "4,6", "5,7"))
+    eight = frozenset(range(8))
+    assert pinning(4, tmp_path, eight) == [0, 1, 4, 5]
+    assert pinning(3, tmp_path, eight) == []  # another process with three would pin to the same
+    assert pinning(5, tmp_path, eight) == []
+    assert pinning(2, tmp_path, FOUR) == []
 
 
 @pytest.mark.parametrize(("text", "quota"), [("max 100000", None), ("150000 100000", 1.5), ("50000 100000", 0.5)])

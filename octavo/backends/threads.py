@@ -45,14 +45,15 @@ def default_threads(root: Path = Path("/"), affinity: frozenset[int] | None = No
     return max(1, cores if quota is None else min(cores, int(quota)))
 
 
-def pinning(num_threads: int) -> list[int]:
+def pinning(num_threads: int, root: Path = Path("/"), affinity: frozenset[int] | None = None) -> list[int]:
     """Processors to pin to, one per thread, or none at all.
 
-    Pinned only where every thread has a core of its own and there are more than two: on two cores the workers share
-    them with the API process, and the kernel must be free to move them.
+    Pinned only where the threads take every core that this process may use, and there are more than two. With fewer
+    threads (a quota, an option) another process would pin to the same first cores; on two cores the workers share them
+    with the API process, and the kernel must be free to move them.
     """
-    cores = allowed_cores()
-    return cores[:num_threads] if 2 < num_threads <= len(cores) else []
+    cores = allowed_cores(root, affinity)
+    return cores if 2 < num_threads == len(cores) else []
 
 
 def _cpu_groups(root: Path) -> Iterator[tuple[Path, int]]:
