@@ -96,13 +96,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise ParameterError where a token id is outside of the vocabulary."""
+        """Raise ParameterError where a token id is outside of the vocabulary, or more alternatives than it has are asked."""
         for param, ids in (("logit_bias", self.logit_bias or ()), ("stop_token_ids", self.stop_token_ids)):
             for token in ids:
                 if not 0 <= token < vocab_size:
                     raise ParameterError(
                         param, f"{param} names token {token}; the vocabulary has ids 0 to {vocab_size - 1}"
                     )
+        for param, wanted in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if wanted is not None and wanted > vocab_size:
+                raise ParameterError(param, f"{param} is {wanted}; the vocabulary has {vocab_size} tokens")
 
 
 _BOUNDS: tuple[tuple[str, int, int], ...] = (

@@ -135,6 +135,13 @@ def test_bounds(model: Path, prompt: list[int], options: dict[str, Any], param: 
     assert not engine.has_work
 
 
+def test_no_more_alternatives_than_tokens() -> None:
+    for field in ("logprobs", "prompt_logprobs"):
+        SamplingParams(**{field: 20}).check_vocabulary(20)
+        with pytest.raises(ParameterError, match=f"{field} is 21; the vocabulary has 20 tokens"):
+            SamplingParams(**{field: 21}).check_vocabulary(20)
+
+
 def test_bounds_are_exact(model: Path) -> None:
     config = EngineConfig(model=str(model), max_model_len=256, max_num_seqs=1, num_threads=1)
     for prompt_len, max_tokens, num_tokens in ((256, 0, 0), (255, None, 1), (200, 56, 56), (1, None, 255)):
