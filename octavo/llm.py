@@ -96,7 +96,7 @@ class LLM:
         if isinstance(prompts, str | Mapping):
             prompts = [prompts]
         texts, ids = zip(*map(self._encode, prompts), strict=True) if prompts else ((), ())
-        return self._run(list(texts), list(ids), sampling_params, use_tqdm)
+        return self._run(list(texts), list(ids), sampling_params, use_tqdm, continues=True)
 
     def chat(
         self,
@@ -115,9 +115,8 @@ class LLM:
             )
             for c in conversations
         ]
-        return self._run(
-            [self._tokenizer.decode(i, skip_special_tokens=False) for i in ids], ids, sampling_params, use_tqdm
-        )
+        texts = [self._tokenizer.decode(i, skip_special_tokens=False) for i in ids]
+        return self._run(list(texts), ids, sampling_params, use_tqdm, continues=False)
 
     def close(self) -> None:
         """Release threads and memory. The object is of no use afterwards."""
@@ -144,13 +143,17 @@ class LLM:
         ids: list[list[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         show: bool,
+        *,
+        continues: bool,
     ) -> list[RequestOutput]:
+        """continues: the text goes on where the prompt ends, it is no answer to it."""
         params = _each(sampling_params, len(ids))
         adds = [self._add(i, p) for i, p in zip(ids, params, strict=True)]
         for add in adds:
             self.engine.bounds.check(add)
         results = {
-            add.id: _Result(self._tokenizer, add, text, self._piece) for add, text in zip(adds, texts, strict=True)
+            add.id: _Result(self._tokenizer, add, text, self._piece, continues)
+            for add, text in zip(adds, texts, strict=True)
         }
         open_requests = len(results)
         try:
@@ -190,13 +193,16 @@ class LLM:
 class _Result:
     """A RequestOutput as it fills."""
 
-    def __init__(self, tokenizer: Tokenizer, add: Add, text: str | None, piece: Callable[[int], str]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, add: Add, text: str | None, piece: Callable[[int], str], continues: bool
+    ) -> None:
         n = add.params.n
         self.output = RequestOutput(add.id, text, add.prompt_ids, None, [CompletionOutput(i) for i in range(n)])
         self.open = n
         self._params = add.params
         self._piece = piece
-        self._choices = [ChoiceOutput(tokenizer, add.params) for _ in range(n)]
+        prompt_ids = add.prompt_ids if continues else ()
+        self._choices = [ChoiceOutput(tokenizer, add.params, prompt_ids) for _ in range(n)]
         if add.params.prompt_logprobs is not None:
             self.output.prompt_logprobs = [None]
         if add.params.logprobs is not None:

@@ -139,6 +139,20 @@ def test_incomplete_character_at_the_end(tokenizer: Tokenizer) -> None:
         assert got[0] == tokenizer.decode(ids[:cut])
 
 
+def test_a_continuation_keeps_the_space_between(data: Path) -> None:
+    spm = load_tokenizer(data / "tokenizers" / "tiny-spm")
+    prompt, ids = (spm.encode(text, add_special_tokens=False) for text in ("Hello", "world"))
+    whole = spm.decode(prompt + ids)
+    assert whole == "Hello world"
+
+    def text(*follows: int) -> str:
+        return ChoiceOutput(spm, SamplingParams(), follows).push(Progress("r", 0, 0, ids, [], 0)).text
+
+    assert spm.decode(prompt) + text(*prompt) == whole
+    assert spm.bos_id is not None
+    assert text() == text(spm.bos_id) == "world"
+
+
 def test_after_the_end_nothing_comes(tokenizer: Tokenizer) -> None:
     output = ChoiceOutput(tokenizer, SamplingParams(stop=["b"]))
     ids = tokenizer.encode("a b c")

@@ -66,7 +66,10 @@ class Service:
         params = _params(request)
         seeds = [self.seed() if params.seed is None else params.seed for _ in prompts]
         priority = -(request.priority or 0)
-        return Generation(self.client, tokenizer, bounds, self.metrics, id, prompts, params, seeds, priority)
+        continues = isinstance(request, CompletionRequest)
+        return Generation(
+            self.client, tokenizer, bounds, self.metrics, id, prompts, params, seeds, priority, continues=continues
+        )
 
     def seed(self) -> int:
         """For a prompt whose request brings none."""

@@ -43,8 +43,10 @@ class Generation:
         params: SamplingParams,
         seeds: list[int],
         priority: int = 0,
+        *,
+        continues: bool,
     ) -> None:
-        """seeds: one per prompt."""
+        """seeds: one per prompt. continues: the text goes on where the prompt ends, it is no answer to it."""
         if len(prompts) * params.n > MAX_CHOICES:
             raise bad_request(
                 f"{len(prompts)} prompts with n {params.n} are {len(prompts) * params.n} choices; "
@@ -66,7 +68,11 @@ class Generation:
             except ParameterError as e:
                 code = "context_length_exceeded" if isinstance(e, ContextLengthError) else None
                 raise bad_request(str(e), e.param, code) from None
-        self.outputs = [ChoiceOutput(tokenizer, params) for _ in prompts for _ in range(params.n)]
+        self.outputs = [
+            ChoiceOutput(tokenizer, params, prompt.token_ids if continues else ())
+            for prompt in prompts
+            for _ in range(params.n)
+        ]
         self.prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # prompt -> scores of its tokens 1..
         self._num_cached = [0] * len(prompts)
 

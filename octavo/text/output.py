@@ -9,6 +9,7 @@ Interval table, in characters of the text decoded so far::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.request import FinishReason, SamplingParams, TokenLogprobs
@@ -38,8 +39,10 @@ class ChoiceOutput:
     end behind the first `min_tokens` tokens. The prompt is never searched.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> None:
+        """prompt_ids: what the text continues, so that a leading space is kept; none for an answer in a chat."""
+        continues = any(token not in tokenizer.special_ids for token in prompt_ids)
+        self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, continues)
         self._params = params
         self._longest_stop = max(map(len, params.stop), default=0)
         self._text = ""  # [sent, len)
