@@ -13,7 +13,7 @@ VEC_INLINE f32x16 exp2(f32x16 x) {
   p = fma(p, f, set1(2.40222421e-1f));
   p = fma(p, f, set1(6.93146978e-1f));
   p = fma(p, f, set1(1.f));
-  return as_f32(as_i32(p) + (as_i32(shifted) << 23));
+  return as_f32(as_u32(p) + (as_u32(shifted) << 23));  // integers that wrap
 }
 
 VEC_INLINE f32x16 exp(f32x16 x) { return exp2(x * set1(1.44269504f)); }  // x < 88
