@@ -46,7 +46,7 @@ def generate(
         prompt = sys.stdin.read()
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, stop=stop or [])
     with LocalModel(config) as model:
-        model.generate(model.tokenizer.encode(prompt), params, _write)
+        model.generate(model.tokenizer.encode(prompt), params, _write, continues=True)
         _write("\n")
 
 
@@ -89,7 +89,7 @@ def chat(
                 _write(text)
 
             try:
-                model.generate(encode_chat(model.tokenizer, messages), params, write)
+                model.generate(encode_chat(model.tokenizer, messages), params, write, continues=False)
             except ParameterError as e:
                 print(f"{e} (/clear begins anew)", file=sys.stderr)
                 messages.pop()

@@ -52,9 +52,12 @@ class LocalModel:
             self.close()
             raise
 
-    def generate(self, prompt_ids: list[int], params: SamplingParams, write: Callable[[str], None]) -> str:
+    def generate(
+        self, prompt_ids: list[int], params: SamplingParams, write: Callable[[str], None], *, continues: bool
+    ) -> str:
         """Write the text as it comes; the whole of it. An interrupt ends the generation and is raised on.
 
+        continues: the text goes on where the prompt ends, it is no answer to it.
         Raises ParameterError where the prompt does not fit.
         """
         from octavo.text.output import ChoiceOutput
@@ -62,7 +65,7 @@ class LocalModel:
         self._count += 1
         seed = self._seed if self._seed is not None else int.from_bytes(os.urandom(8), "little")
         add = Add(str(self._count), prompt_ids, params, seed)
-        output = ChoiceOutput(self.tokenizer, params)
+        output = ChoiceOutput(self.tokenizer, params, prompt_ids if continues else ())
         parts: list[str] = []
 
         async def follow() -> None:
