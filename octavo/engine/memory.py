@@ -24,10 +24,6 @@ class KvSize(NamedTuple):
     total_bytes: int
     block_bytes: int  # of one block in every group
 
-    @property
-    def num_tokens(self) -> int:
-        return min(self.num_blocks) * BLOCK_SIZE
-
     def describe(self, max_model_len: int) -> str:
         """The line printed at start."""
         blocks = min(self.num_blocks)
