@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 from octavo.backends.base import BLOCK_SIZE, Limits
 from octavo.cache.kv import KvCache
+from octavo.config import EngineConfig
+from octavo.engine.core import Engine
+from octavo.engine.messages import Add
 from octavo.request import Request, SamplingParams
 from octavo.sched.batch import BatchBuilder
 from octavo.sched.scheduler import Scheduler
@@ -34,3 +38,24 @@ def test_waste_is_under_a_block_per_sequence() -> None:
     assert len(waste) >= 10
     assert sum(waste) / len(waste) < BLOCK_SIZE
     assert max(waste) < BLOCK_SIZE
+
+
+def test_waste_of_the_engine(data: Path) -> None:
+    """The same lengths decoded by the engine from prompts of 16 tokens, by the stats it sends with every step."""
+    rng = random.Random(0)
+    lengths = [rng.randint(32, 1024) for _ in range(64)]
+    model = str(data / "gguf" / "tiny-llama-q4_0.gguf")
+    engine = Engine(
+        EngineConfig(model=model, max_model_len=1040, kv_cache_memory=64 << 20, max_num_batched_tokens=1024)
+    )
+    for i, length in enumerate(lengths):
+        prompt = [rng.randrange(3, 320) for _ in range(16)]
+        engine.add(Add(f"r{i}", prompt, SamplingParams(max_tokens=length - 16, ignore_eos=True), seed=i))
+    waste, decoded = [], 0
+    while (output := engine.step()) is not None:
+        stats, decoded = output.stats, decoded + sum(len(p.token_ids) for p in output.progress)
+        if stats.num_running:
+            waste.append((stats.kv_blocks_held * BLOCK_SIZE - stats.kv_slots_filled) / stats.num_running)
+    assert decoded == sum(lengths) - 64 * 16
+    assert len(waste) >= max(lengths) - 17
+    assert sum(waste) / len(waste) < BLOCK_SIZE
