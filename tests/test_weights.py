@@ -188,7 +188,7 @@ def refused(path: Path, message: str) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
         open_checkpoint(path)
     text = str(caught.value)
-    assert "\n" not in text and str(path) in text
+    assert "\n" not in text and "unpack" not in text and str(path) in text
 
 
 @pytest.mark.parametrize("keep", [0, 3, 4, 8, 20, 24, 200, 3000, 7000, 100_000, -1])
@@ -310,6 +310,14 @@ def test_locate_paths(data: Path, tmp_path: Path) -> None:
     for model in ("nothing-here", "./no/such", "no/such/folder", "no/such.gguf"):
         with pytest.raises(CheckpointError, match="no such file or directory"):
             locate.locate(model)
+    (tmp_path / "another.gguf").touch()
+    for path, says in (
+        (tmp_path, f"name one of its files: another.gguf, {TINY_GGUF}"),
+        (data / "arch", "not a model: neither"),
+        (data / "gpl-3.txt", "not a model: neither"),
+    ):
+        with pytest.raises(CheckpointError, match=says):
+            locate.locate(str(path))
 
 
 def test_demo_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,5 +158,6 @@ def read_gguf(path: Path) -> GgufFile:
             raise ValueError("it does not begin with GGUF")
         reader = _Reader(file)
     except (OSError, ValueError, KeyError, IndexError, struct.error, OverflowError, MemoryError) as error:
-        raise CheckpointError(f"{path}: damaged, truncated or no GGUF file: {error}") from error
+        cause = "its tables pass the end of the file" if isinstance(error, struct.error) else error
+        raise CheckpointError(f"{path}: damaged, truncated or no GGUF file: {cause}") from error
     return GgufFile(file, reader.values, reader.table)

