@@ -41,8 +41,8 @@ def test_help_names_commands_and_every_option() -> None:
     ("arguments", "code", "says"),
     [
         (["serve", "no/such/model.gguf"], 1, "no/such/model.gguf: no such file"),
-        (["serve", "tests"], 1, "tests"),
-        (["serve", "README.md"], 1, "README.md"),
+        (["serve", "tests"], 1, "tests: not a model"),
+        (["generate", "README.md", "Hello"], 1, "README.md: not a model"),
         (["generate", "MODEL", "Hello", "--max-model-len", "0"], 2, "max_model_len"),
         (["generate", "MODEL", "Hello", "--kv-cache-memory", "lots"], 2, "2GiB"),
         (["generate", "MODEL", "Hello", "--kv-cache-memory", "1KiB"], 1, "KV"),
@@ -89,6 +89,8 @@ def test_show_and_diff(data: Path) -> None:
     compared = run("diff", data / "gguf" / "tiny-llama-q4_1.gguf")
     assert compared.returncode == 0, compared.stdout + compared.stderr
     assert compared.stdout.endswith("all within tolerance\n")
+    for command, flag in (("show", "--num-threads"), ("diff", "--seed")):  # would make no difference
+        assert "No such option" in run(command, flag, 1).stderr
 
 
 def test_bench_prints_its_workload(data: Path) -> None:

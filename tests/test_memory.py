@@ -106,7 +106,7 @@ def test_more_than_is_free_names_what_would_work() -> None:
 def test_groups_share_the_budget() -> None:
     kv = size_kv([1000, 3000], max_model_len=160, max_num_seqs=2, wanted_bytes=40_000, free_bytes=GIB)
     assert kv.num_blocks == [10, 10]
-    assert "1.0 sequences of 160 tokens" in kv.describe(160)
+    assert ", 1 sequences of 160 tokens" in kv.describe(160)
 
 
 def test_weights_that_do_not_fit_say_so() -> None:

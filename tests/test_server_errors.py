@@ -253,15 +253,17 @@ def test_drain_has_an_end(data: Path) -> None:
             time.sleep(0.5)
             os.kill(server.engine_pid, signal.SIGCONT)
             last = [line for line in response.iter_lines() if line][-1]
-        assert msgspec.json.decode(last.removeprefix("data: "))["error"]["type"] == "server_error"
+        error = msgspec.json.decode(last.removeprefix("data: "))["error"]
+        assert (error["type"], "was shut down" in error["message"]) == ("server_error", True)
         assert server.process.wait(10) == 0
+        assert server.end()[1].startswith("ending: open requests have 0.2 s to finish")
 
 
 def test_port_in_use(data: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(RuntimeError, match="Address already in use"):
+        with pytest.raises(RuntimeError, match=r"Address already in use; choose .* --port"):
             Server(data / "arch" / "llama", "--port", str(taken.getsockname()[1]))
 
 

@@ -18,7 +18,7 @@ WORKLOADS = ("throughput", "latency", "startup")
 def bench(
     config: EngineConfig,
     workload: Annotated[
-        str, typer.Argument(metavar="[WORKLOAD]", help=f"{', '.join(WORKLOADS)}, or all of them.")
+        str, typer.Argument(metavar="WORKLOAD", help=f"{', '.join(WORKLOADS)}, or all of them.")
     ] = "all",
     repeat: Annotated[int, typer.Option("--repeat", metavar="N", help="Runs; medians are printed.", min=1)] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,

@@ -28,7 +28,7 @@ Stop = Annotated[
 def generate(
     config: EngineConfig,
     prompt: Annotated[
-        str | None, typer.Argument(metavar="[PROMPT]", help="Text to continue. Default: read from standard input.")
+        str | None, typer.Argument(metavar="PROMPT", help="Text to continue. Default: read from standard input.")
     ] = None,
     max_tokens: MaxTokens = 128,
     temperature: Temperature = 0.0,

@@ -13,13 +13,13 @@ from octavo.cli.options import with_config
 from octavo.config import EngineConfig
 
 
-@with_config(EngineConfig)
+@with_config(EngineConfig, only=("activations", "max_num_seqs", "fuse", "reuse"))
 def show(
     config: EngineConfig,
     all_layers: Annotated[bool, typer.Option("--all", help="Print every layer, also where layers are alike.")] = False,
     tokens: Annotated[int, typer.Option("--tokens", metavar="N", help="Token rows the memory is planned for.")] = 512,
 ) -> None:
-    """Print the operations a model is made of, and the memory they need.
+    """Print the operations of a model and the memory they need.
 
     Example: octavo show demo
     """
@@ -39,11 +39,11 @@ def show(
     print(render(graph, plan(graph, tokens, rows, config.reuse), packed_bytes, all_layers), end="")
 
 
-@with_config(EngineConfig)
+@with_config(EngineConfig, only=("isa", "num_threads", "activations"))
 def diff(config: EngineConfig) -> None:
-    """Compute a model on the native kernels and on the reference, operation by operation, and compare.
+    """Compare the native kernels with the reference on a model.
 
-    Exits with 1 at the first value out of tolerance. Example: octavo diff demo
+    Operation by operation; exits with 1 at the first value out of tolerance. Example: octavo diff demo
     """
     from octavo.backends.cpu import CpuBackend
     from octavo.backends.diff import Checked
@@ -72,7 +72,7 @@ def diff(config: EngineConfig) -> None:
 
 
 def pull(
-    model: Annotated[str, typer.Argument(help="A Hub id as owner/name, or 'demo'.")] = "demo",
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A Hub id as owner/name, or 'demo'.")] = "demo",
 ) -> None:
     """Fetch a model, so that it is here when it is needed. Prints where it is.
 

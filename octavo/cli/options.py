@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import tomllib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -18,16 +18,19 @@ from octavo.config import ConfigError, EngineConfig, parse_size
 C = TypeVar("C", bound=EngineConfig)
 
 
-def with_config(kind: type[C], first: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_config(
+    kind: type[C], first: str = "", only: Collection[str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorates a command that takes `config: kind` first: it gains MODEL, --config and a flag for every field.
 
     A flag wins over the file, the file over the default. `first`: an argument of the command that comes before MODEL.
+    `only`: the fields that make a difference to the command, where not all do; a file may have the others.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         hints = get_type_hints(command, include_extras=True)
         own = [p.replace(annotation=hints[p.name]) for p in list(inspect.signature(command).parameters.values())[1:]]
-        fields = {f.name: f for f in dataclasses.fields(kind)}
+        fields = {f.name: f for f in dataclasses.fields(kind) if only is None or f.name in ("model", *only)}
 
         def run(**given: Any) -> None:
             file = given.pop("config_file")
@@ -102,7 +105,7 @@ def _field(kind: type[EngineConfig], name: str) -> dataclasses.Field[Any]:
 
 def _model_argument(f: dataclasses.Field[Any]) -> inspect.Parameter:
     help = f"{f.metadata['help']} [default: {f.default}]"
-    argument = typer.Argument(metavar="[MODEL]", help=help, show_default=False)
+    argument = typer.Argument(metavar="MODEL", help=help, show_default=False)
     return _parameter("model", Annotated[str | None, argument])
 
 

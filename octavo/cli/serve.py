@@ -15,11 +15,11 @@ from octavo.engine.messages import Ready
 
 @with_config(ServerConfig)
 def serve(config: ServerConfig) -> None:
-    """Serve a model over HTTP, with the API that OpenAI's clients speak.
+    """Serve a model over HTTP to OpenAI's clients.
 
     Example: octavo serve demo --port 8000
     """
-    phases = {"python": _age()}
+    phases = {"launch": _age()}  # scripts/serve becomes this process: what it installed counts
     started = time.perf_counter()
     config, name = resolve(config)
     name = config.served_model_name or name
@@ -55,7 +55,7 @@ def _print_ready(
         f"listening on {address}",
         "try it:",
         f"  curl {address}/v1/chat/completions -H 'content-type: application/json' "
-        """-d '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'""",
+        """-d '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}'""",
     ]
     print("\n".join(lines), flush=True)
 
@@ -72,7 +72,9 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as e:
-        raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror}") from None
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {e.strerror}; choose with --host and --port (0: a free one)"
+        ) from None
     return listener
 
 

@@ -112,7 +112,7 @@ class EngineClient:
             loop.remove_reader(self.process.lifeline)
         await loop.run_in_executor(None, self.process.stop, CLOSE_SECONDS if told else 0)
         if self._loop is not None and not self._dead.done():
-            self._end("the engine was closed")
+            self._end("the engine was shut down before the answer was complete")
         self._context.destroy(linger=0)
 
     def _send(self, command: Command) -> bool:

@@ -29,7 +29,7 @@ class KvSize(NamedTuple):
         blocks = min(self.num_blocks)
         return (
             f"KV cache {format_bytes(self.total_bytes)}: {blocks} blocks of {BLOCK_SIZE} tokens, "
-            f"{blocks / blocks_for(max_model_len):.1f} sequences of {max_model_len} tokens at once"
+            f"{round(blocks / blocks_for(max_model_len), 1):g} sequences of {max_model_len} tokens at once"
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,10 @@ class _Server(uvicorn.Server):
     async def drained(self) -> None:
         """Until a signal came and then no request is open, or the time for that is over."""
         await self._told.wait()
-        deadline = time.monotonic() + self._service.config.drain_seconds
+        seconds = self._service.config.drain_seconds
+        if self._service.metrics.num_open:
+            line = f"ending: open requests have {seconds:g} s to finish; a second Ctrl-C or SIGTERM ends them"
+            print(line, file=sys.stderr, flush=True)
+        deadline = time.monotonic() + seconds
         while self._service.metrics.num_open and time.monotonic() < deadline and not self._told_again:
             await asyncio.sleep(0.05)
