@@ -7,6 +7,8 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from gguf.gguf_reader import GGUFReader, ReaderField
 
@@ -101,6 +103,11 @@ class _Reader(GGUFReader):
         if stop > len(self.file.buffer):
             raise ValueError("a string passes the end of the file")
         return str(self.file.buffer[offset + 8 : stop], "utf-8"), stop
+
+    def _get(self, offset: int, dtype: npt.DTypeLike, count: int = 1, override_order: Any = None) -> npt.NDArray[Any]:
+        if int(offset) + np.dtype(dtype).itemsize * int(count) > len(self.data):
+            raise ValueError("its tables pass the end of the file")
+        return super()._get(offset, dtype, count, override_order)
 
     def _scalar(self, code: str, offset: int) -> Any:
         return struct.unpack_from(f"<{code}", self.file.buffer, offset)[0]
