@@ -110,6 +110,9 @@ def test_text_parts_are_joined(model: Any) -> None:
     assert messages[0]["content"] is parts
     with pytest.raises(ChatTemplateError, match="of type text; got 'image_url'"):
         render(tokenizer, [{"role": "user", "content": [{"type": "image_url"}]}])
+    words: Any = "Hello"
+    with pytest.raises(ChatTemplateError, match=r"a message is .* got 'H'"):
+        render(tokenizer, words)
 
 
 def test_no_template_is_an_error() -> None:

@@ -58,7 +58,9 @@ def encode_chat(
     return ids
 
 
-def _with_text(message: Mapping[str, Any]) -> dict[str, Any]:
+def _with_text(message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ChatTemplateError(f'a message is {{"role": ..., "content": ...}}; got {message!r:.80}')
     content = message.get("content")
     if not isinstance(content, list):
         return dict(message)
