@@ -53,7 +53,8 @@ def test_runtime(name: str) -> None:
 @pytest.mark.parametrize("name", [*KERNELS, *PORTABLE])
 def test_under_sanitizers(name: str) -> None:
     expected = PORTABLE.get(name) or [*_native.isa_levels(), *KERNELS[name]]
-    check_output(run(sanitized_build() / name), expected)
+    quick = ["--quick"] if name in KERNELS else []
+    check_output(run(sanitized_build() / name, *quick), expected)
 
 
 def check_output(output: str, expected: list[str]) -> None:

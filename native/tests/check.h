@@ -142,16 +142,24 @@ inline const char* name_of(Format f) {
   return names[(int)f];
 }
 
+// --quick: what is long is left out, for emulators and sanitizers, which take twenty times as long
+inline bool quick = false;
+
 // --isa NAME, by default all that this machine has
 inline std::vector<const Kernels*> levels(int argc, char** argv) {
   std::vector<const Kernels*> found;
-  const std::string wanted = argc == 3 && !strcmp(argv[1], "--isa") ? argv[2] : "";
-  if (argc != 1 && wanted.empty()) {
-    printf("usage: %s [--isa generic|avx2|avx512]\n", argv[0]);
-    exit(2);
+  for (int i = 1; i < argc; i++) {
+    if (!strcmp(argv[i], "--quick")) {
+      quick = true;
+    } else if (!strcmp(argv[i], "--isa") && i + 1 < argc) {
+      found.push_back(&kernels_of(argv[++i]));
+    } else {
+      printf("usage: %s [--quick] [--isa generic|avx2|avx512]\n", argv[0]);
+      exit(2);
+    }
   }
-  if (!wanted.empty()) return {&kernels_of(wanted)};
-  for (const std::string& name : isa_levels()) found.push_back(&kernels_of(name));
+  if (found.empty())
+    for (const std::string& name : isa_levels()) found.push_back(&kernels_of(name));
   return found;
 }
 
