@@ -12,6 +12,9 @@ from octavo.config import ConfigError, ServerConfig
 from octavo.engine.client import EngineClient, EngineDead
 from octavo.engine.messages import Ready
 
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
+
 
 @with_config(ServerConfig)
 def serve(config: ServerConfig) -> None:
@@ -69,8 +72,13 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)  # only from here on can no other process have the port
+        except OSError:
+            listener.close()
+            raise
     except OSError as e:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {e.strerror}; choose with --host and --port (0: a free one)"
