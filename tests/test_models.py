@@ -181,6 +181,10 @@ def test_rope_kinds() -> None:
         ),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "config has no low_freq_factor, expected a number"),
         ({"rope_scaling": {"rope_type": "factors", "factors": [1.0]}}, "1 factors for 8 frequencies"),
+        ({"rope_scaling": {"rope_type": "factors", "factors": 5}}, "rope factors must be a list of numbers"),
+        ({"rope_theta": 1e-38, "rope_scaling": {"rope_type": "linear", "factor": 1e-30}}, "expected a number between"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 1.2e-38}, "rope_theta": 1e-2}, "a frequency of"),
+        ({"num_hidden_layers": 10**9}, r"tensor 'model\.layers\.999999999\.input_layernorm\.weight' is missing"),
         ({"head_dim": 24}, "head_dim 24 is not supported: a multiple of 16"),
         ({"num_key_value_heads": 4}, "6 attention heads cannot share 4"),
         ({"num_attention_heads": 0}, "num_attention_heads = 0"),
@@ -254,7 +258,9 @@ def test_what_a_checkpoint_may_hold_beside_the_model() -> None:
     build_graph(model)
 
 
-@pytest.mark.parametrize("value", [None, 0, -1, 1.5, math.inf, math.nan, True, "x", [1], {"a": 1}, "absent"])
+@pytest.mark.parametrize(
+    "value", [None, 0, -1, 1.5, math.inf, math.nan, 1e-320, 2**31, 10**400, True, "x", [1], {"a": 1}, "absent"]
+)
 def test_a_config_of_any_types_gives_a_graph_or_one_line(value: Any) -> None:
     rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64}  # fmt: skip

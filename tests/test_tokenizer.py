@@ -265,6 +265,12 @@ GGUF_FAULTS: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None], str]] = {
     "pre-tokenizer": ("falcon", lambda w: None, "pre-tokenizer 'falcon' .* is not supported"),
     "model": ("gpt-2", lambda w: add(w, "tokenizer.ggml.model", "bert"), "tokenizer model 'bert' is not supported"),
     "types": ("gpt-2", lambda w: add(w, "tokenizer.ggml.token_type", [1, 2]), "265 tokens but 2 token types"),
+    "type": ("gpt-2", lambda w: add(w, "tokenizer.ggml.token_type", 5), "token_type must be a list; found 5"),
+    "pre-tokenizers": (
+        "gpt-2",
+        lambda w: add(w, "tokenizer.ggml.pre", [1]),
+        r"pre-tokenizer \[1\] .* is not supported",
+    ),
     "merges": ("gpt-2", lambda w: add(w, "tokenizer.ggml.merges", ["nope nope"]), "merges do not fit"),
     "no merges": ("gpt-2", lambda w: add(w, "tokenizer.ggml.merges", 5), "merges' is missing or no list of strings"),
     "no scores": ("gpt-2", lambda w: add(w, "tokenizer.ggml.model", "llama"), "scores is missing"),
@@ -299,6 +305,34 @@ def test_directories_that_hold_no_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"model": 1}')
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a tokenizer"):
         load_tokenizer(tmp_path)
+
+
+TOKENIZER_CONFIGS = ['{"chat_template": [{}]}', '{"chat_template": [5]}', '{"chat_template": [{"name": [], "template": 5}]}',
+                     '{"bos_token": "\\ud800"}']  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TOKENIZER_CONFIGS)
+def test_tokenizer_config_of_another_kind_is_refused(data: Path, tmp_path: Path, text: str) -> None:
+    shutil.copytree(data / "arch/llama", tmp_path / "model")
+    (tmp_path / "model/tokenizer_config.json").write_text(text)
+    _refused(tmp_path / "model")
+
+
+def test_tokenizer_files_of_another_kind_are_refused(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data / "arch/llama", tmp_path / "model")
+    (tmp_path / "model/chat_template.jinja").write_bytes(b"\xff")
+    _refused(tmp_path / "model")
+    (tmp_path / "model/chat_template.jinja").unlink()
+    state = json.loads((tmp_path / "model/tokenizer.json").read_text())
+    state["normalizer"] = {"type": "Replace", "pattern": {"String": ""}, "content": "x"}  # the library panics
+    (tmp_path / "model/tokenizer.json").write_text(json.dumps(state))
+    _refused(tmp_path / "model")
+
+
+def _refused(path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load_tokenizer(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_ids_may_come_from_numpy(data: Path) -> None:

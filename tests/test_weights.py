@@ -159,7 +159,14 @@ def test_gguf_that_is_refused(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["split.count", "llama.attention.key_length", "llama.rope.freq_base", "llama.rope.scale_linear"]
+    "key",
+    [
+        "split.count",
+        "llama.attention.key_length",
+        "llama.block_count",
+        "llama.rope.freq_base",
+        "llama.rope.scale_linear",
+    ],
 )
 @pytest.mark.parametrize("value", ["x", [1, 2], ["a"], -1])
 def test_gguf_metadata_of_another_type_is_refused(tmp_path: Path, key: str, value: Any) -> None:
@@ -244,6 +251,11 @@ DIRECTORY_FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         break_config(lambda c: c.update(quantization_config={"quant_method": "gptq"})),
         "'gptq' is not supported",
     ),
+    "digits": (
+        lambda f: (f / "config.json").write_text('{"a": %s}' % ("9" * 5000)),
+        "config.json: cannot be read as JSON",
+    ),
+    "long name": (lambda f: (f / INDEX).write_text('{"weight_map": {"a": "%s"}}' % ("b" * 5000)), "File name too long"),
     "eos": (break_config(lambda c: c.update(eos_token_id="</s>")), "eos_token_id must be a token id or a list"),
     "shard missing": (lambda f: (f / SHARD).unlink(), f"{SHARD}: file is missing"),
     "shard cut": (cut(SHARD, 100_000), f"{SHARD}: truncated"),

@@ -13,6 +13,7 @@ from octavo.weights.spec import Checkpoint
 def build(b: Builder, config: dict[str, Any], checkpoint: Checkpoint, kv_dtype: DType) -> None:
     parts.refuse_unknown(config, checkpoint.path)
     c = parts.read(config, checkpoint.path)
+    checkpoint.info(f"model.layers.{c.layers - 1}.input_layernorm.weight")  # before billions of layers are built
     group = b.kv_group(KvGroup("full", tuple(range(c.layers)), c.kv_heads, c.head_dim, kv_dtype))
     embedding = b.matrix({"model.embed_tokens.weight": c.vocab}, c.hidden)
     x = b.embed(embedding)

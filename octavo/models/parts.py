@@ -33,6 +33,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Keys that change results, with the values under which they do not; absent and null never do."""
 
 
+_SMALLEST, _LARGEST = 1.2e-38, 3.4e38  # normal float32
+
+
 class Shape(NamedTuple):
     """Sizes and switches of a decoder in the manner of Llama."""
 
@@ -61,18 +64,18 @@ def refuse_unknown(config: dict[str, Any], path: str) -> None:
 
 
 def count(config: Mapping[str, Any], key: str, path: str, default: int | None = None) -> int:
-    """A whole number above 0; absent or null, the default. CheckpointError where it is anything else."""
+    """A whole number above 0, an int32; absent or null, the default. CheckpointError where it is anything else."""
     value: Any = default if config.get(key) is None else config[key]
-    if type(value) is not int or value < 1:
-        raise _bad(config, key, path, "a whole number above 0")
+    if type(value) is not int or not 1 <= value < 2**31:
+        raise _bad(config, key, path, f"a whole number between 1 and {2**31 - 1}")
     return value
 
 
 def positive(config: Mapping[str, Any], key: str, path: str, default: float | None = None) -> float:
-    """A finite number above 0; absent or null, the default. CheckpointError where it is anything else."""
+    """A number above 0 within float32; absent or null, the default. CheckpointError where it is anything else."""
     value: Any = default if config.get(key) is None else config[key]
-    if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise _bad(config, key, path, "a number above 0")
+    if type(value) not in (int, float) or not _SMALLEST <= value <= _LARGEST:
+        raise _bad(config, key, path, f"a number between {_SMALLEST} and {_LARGEST}")
     return float(value)
 
 
@@ -85,7 +88,7 @@ def flag(config: Mapping[str, Any], key: str, path: str) -> bool:
 
 
 def _bad(config: Mapping[str, Any], key: str, path: str, expected: str) -> CheckpointError:
-    found = f"{key} = {config[key]!r}" if key in config else f"no {key}"
+    found = f"{key} = {config[key]!r:.100}" if key in config else f"no {key}"
     return CheckpointError(f"{path}: config has {found}, expected {expected}")
 
 
@@ -128,7 +131,10 @@ def rope_frequencies(config: dict[str, Any], head_dim: int, path: str) -> tuple[
     kind = str(rope.get("rope_type") or rope.get("type") or "default")
     if kind not in _ROPE:
         raise CheckpointError(f"{path}: rope type {kind!r} is not supported; supported: {', '.join(_ROPE)}")
-    return _ROPE[kind](inv_freq, rope, path)
+    frequencies = _ROPE[kind](inv_freq, rope, path)
+    if max(frequencies) > _LARGEST:
+        raise CheckpointError(f"{path}: config has rope parameters with a frequency of {max(frequencies):g}")
+    return frequencies
 
 
 def _default(inv_freq: list[float], rope: dict[str, Any], path: str) -> tuple[float, ...]:
@@ -158,10 +164,12 @@ def _llama3(inv_freq: list[float], rope: dict[str, Any], path: str) -> tuple[flo
 
 def _factors(inv_freq: list[float], rope: dict[str, Any], path: str) -> tuple[float, ...]:
     """One divisor per frequency, as GGUF files store them."""
-    factors = rope["factors"]
+    factors = rope.get("factors")
+    if not isinstance(factors, list) or not all(type(d) in (int, float) for d in factors):
+        raise CheckpointError(f"{path}: rope factors must be a list of numbers")
     if len(factors) != len(inv_freq):
         raise CheckpointError(f"{path}: rope has {len(factors)} factors for {len(inv_freq)} frequencies")
-    if not all(0 < d < math.inf for d in factors):
+    if not all(_SMALLEST <= d <= _LARGEST for d in factors):
         raise CheckpointError(f"{path}: rope has a factor that is no number above 0")
     return tuple(f / d for f, d in zip(inv_freq, factors, strict=True))
 

@@ -37,6 +37,8 @@ def load_gguf_tokenizer(path: Path) -> tuple[Tokenizer, SpecialTokens]:
     gguf = read_gguf(path)
     tokens = gguf.strings("tokenizer.ggml.tokens")
     types = gguf.metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    if not isinstance(types, list):
+        raise CheckpointError(f"{path}: tokenizer.ggml.token_type must be a list; found {types!r}")
     if len(types) != len(tokens):
         raise CheckpointError(f"{path}: {len(tokens)} tokens but {len(types)} token types")
     model = gguf.metadata.get("tokenizer.ggml.model")
@@ -110,7 +112,7 @@ def _sentencepiece_bpe(gguf: GgufFile, tokens: list[str], types: list[int]) -> T
 
 def _pre_kind(gguf: GgufFile) -> str:
     name = gguf.metadata.get("tokenizer.ggml.pre", "default")
-    if name not in _PRE_KINDS:
+    if not isinstance(name, str) or name not in _PRE_KINDS:
         raise CheckpointError(
             f"{gguf.file.path}: pre-tokenizer {name!r} (tokenizer.ggml.pre) is not supported; supported: {', '.join(_PRE_KINDS)}"
         )

@@ -14,7 +14,7 @@ import tokenizers
 
 from octavo.weights.end_tokens import end_tokens_of_directory
 from octavo.weights.hf_config import read_json_if_present
-from octavo.weights.spec import CheckpointError
+from octavo.weights.spec import CheckpointError, reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +169,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     Raises CheckpointError naming file and cause.
     """
     path = Path(path)
+    with reading(path):
+        return _load(path)
+
+
+def _load(path: Path) -> Tokenizer:
     if path.suffix == ".gguf" and path.is_file():
         from octavo.text.gguf_tokenizer import load_gguf_tokenizer
 
@@ -204,9 +209,14 @@ def _read_special_tokens(path: Path, backend: tokenizers.Tokenizer) -> SpecialTo
 def _read_chat_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
     """chat_template of tokenizer_config.json is one template or a list of named ones; a file of its own has precedence."""
     value = config.get("chat_template")
-    templates = {entry["name"]: entry["template"] for entry in value} if isinstance(value, list) else {}
-    if isinstance(value, str):
-        templates["default"] = value
+    templates = {"default": value} if isinstance(value, str) else {}
+    for entry in value if isinstance(value, list) else []:
+        name, template = (entry.get(key) if isinstance(entry, dict) else None for key in ("name", "template"))
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise CheckpointError(
+                f"{path / 'tokenizer_config.json'}: chat_template must be a text or a list of named ones"
+            )
+        templates[name] = template
     if (path / "chat_template.jinja").is_file():
         templates["default"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
     return templates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from octavo.weights.spec import Checkpoint, CheckpointError
+from octavo.weights.spec import Checkpoint, CheckpointError, reading
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -18,9 +18,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if path.is_dir():
         from octavo.weights.safetensors_dir import SafetensorsDir
 
-        return SafetensorsDir(path)
+        with reading(path):
+            return SafetensorsDir(path)
     if path.suffix == ".gguf":
         from octavo.weights.gguf_checkpoint import GgufCheckpoint
 
-        return GgufCheckpoint(path)
+        with reading(path):
+            return GgufCheckpoint(path)
     raise CheckpointError(f"{path}: not a model: expected a directory with config.json, or a .gguf file")

@@ -37,7 +37,7 @@ def _added_tokens(file: Path) -> list[dict[str, Any]]:
         return []
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{file}: cannot be read: {error}") from error
     key = '"added_tokens":'
     start = text.find(key)

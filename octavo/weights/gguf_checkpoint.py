@@ -136,6 +136,7 @@ class GgufCheckpoint:
         for key in ("attention.value_length", "rope.dimension_count"):
             if value(key, head_dim) != head_dim:
                 raise CheckpointError(f"{self.path}: {key} {value(key)} differs from the head size {head_dim}")
+        eps = value("attention.layer_norm_rms_epsilon")
         tokens = self._gguf.size("tokenizer.ggml.tokens")
         return {
             "architectures": [_ARCHITECTURES[architecture]],
@@ -149,7 +150,7 @@ class GgufCheckpoint:
             "head_dim": head_dim,
             "hidden_act": "silu",
             "max_position_embeddings": value("context_length"),
-            "rms_norm_eps": float(np.float32(value("attention.layer_norm_rms_epsilon"))),
+            "rms_norm_eps": float(np.float32(eps)) if isinstance(eps, float) else eps,
             "rope_theta": value("rope.freq_base", 10000.0),
             "rope_scaling": self._rope_scaling(architecture),
             "tie_word_embeddings": "output.weight" not in self._gguf.tensors,

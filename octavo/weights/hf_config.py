@@ -24,7 +24,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; CheckpointError if it is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: of JSON, UTF-8, numbers of thousands of digits
         raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")

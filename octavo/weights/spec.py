@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -11,6 +13,18 @@ from numpy.typing import NDArray
 
 class CheckpointError(ValueError):
     """The files cannot be served. One line: what is wrong, in which file, and what was expected."""
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """For code that reads files of any content: whatever they make it raise becomes a CheckpointError, one line."""
+    try:
+        yield
+    except (CheckpointError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(f"{path}: damaged, or not what such a file holds: {cause:.500}") from error
 
 
 class TensorInfo(NamedTuple):
