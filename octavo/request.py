@@ -79,10 +79,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 raise ParameterError(name, f"{name} must be between {low} and {high}, got {value}")
         if self.top_p <= 0:
             raise ParameterError("top_p", f"top_p must be above 0 and at most 1, got {self.top_p}")
-        if self.repetition_penalty <= 0:
-            raise ParameterError(
-                "repetition_penalty", f"repetition_penalty must be above 0, got {self.repetition_penalty}"
-            )
         if len(self.stop) > MAX_STOPS or len(self.stop_token_ids) > MAX_STOPS:
             raise ParameterError("stop", f"at most {MAX_STOPS} stop strings and {MAX_STOPS} stop token ids")
         if any(not s for s in self.stop):
@@ -108,7 +104,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 raise ParameterError(param, f"{param} is {wanted}; the vocabulary has {vocab_size} tokens")
 
 
-_BOUNDS: tuple[tuple[str, int, int], ...] = (
+_BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("n", 1, MAX_N),
     ("temperature", 0, 100),
     ("top_p", 0, 1),
@@ -116,7 +112,7 @@ _BOUNDS: tuple[tuple[str, int, int], ...] = (
     ("min_p", 0, 1),
     ("presence_penalty", -2, 2),
     ("frequency_penalty", -2, 2),
-    ("repetition_penalty", 0, 100),
+    ("repetition_penalty", 0.01, 100),
     ("seed", -(2**63), 2**64 - 1),
     ("max_tokens", 0, 2**31 - 1),
     ("min_tokens", 0, 2**31 - 1),

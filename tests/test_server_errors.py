@@ -17,6 +17,8 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
+from octavo.cli.serve import _bind
+from octavo.config import ConfigError
 from octavo.server import openai
 from tests.serving import Server, events
 
@@ -59,6 +61,8 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 3}, "presence_penalty"),
     ({"frequency_penalty": -3}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": 1e-45}, "repetition_penalty"),
+    ({"prompt": "a b" * 400_000}, "prompt"),
     ({"seed": 2**64}, "seed"),
     ({"priority": 2**64 - 1}, "priority"),
     ({"priority": -(10**30), "stream": True}, "priority"),
@@ -98,6 +102,12 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": "Hello"}, "messages"),
     ({"messages": [{"content": "Hello"}]}, "messages"),
     ({"messages": [{"role": "pirate", "content": "Hello"}]}, "messages"),
+    ({"messages": [{"role": "x" * 100_000, "content": "Hello"}]}, "messages"),
+    ({"messages": [{"role": [], "content": "Hello"}]}, "messages"),
+    ({"messages": [{"role": {"a": 1}, "content": "Hello"}]}, "messages"),
+    ({"messages": [{"role": "user", "content": "a b" * 400_000}]}, "messages"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),
     ({"messages": [{"role": "user", "content": None}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
@@ -125,6 +135,31 @@ def test_bad_bodies(server: Server) -> None:
     for body in (b"", b"{", b"[]", b"5", b"null", b'{"prompt": NaN}', b"\xff", b'{"prompt": "\\ud800"}', b"[" * 5000):
         _refused(server.http.post(COMPLETIONS, content=body), 400, None if body != b'{"prompt": "\\ud800"}' else ...)
     _refused(server.http.post(COMPLETIONS, content=b" " * (32 * 2**20 + 1)), 413, None)
+    closing = {"connection": "close"}  # here only a body read to its end lets the client see the answer
+    _refused(server.http.post(COMPLETIONS, content=b" " * (50 * 2**20), headers=closing), 413, None)
+
+
+def test_what_is_no_http(server: Server) -> None:
+    for data in (b"\x16\x03\x01\x02\x00\x01\x00", b"FOO / HTTP/1.1\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n"):
+        with _connected(server) as client, client.makefile("rb") as answer:
+            client.sendall(data)
+            head, _, body = answer.read().partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+            assert msgspec.json.decode(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_names_of_template_variables_are_free(server: Server) -> None:
+    variables = dict.fromkeys(("self", "tokenizer", "args", "kwargs", "context", ""), 1)
+    assert server.post(CHAT, {"messages": HELLO, "max_tokens": 1, "chat_template_kwargs": variables}).is_success
+
+
+def test_client_that_leaves_while_it_sends(data: Path) -> None:
+    with Server(data / "arch" / "llama") as server:
+        with _connected(server) as client:
+            client.sendall(f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{{".encode())
+            server.wait_for("octavo_http_requests_open", 1)
+        server.wait_for("octavo_http_requests_open", 0)
+        assert server.end()[1] == ""
 
 
 def test_no_such_route(server: Server) -> None:
@@ -169,6 +204,8 @@ def test_unknown_fields_are_named(server: Server, data: Path) -> None:
     body = {"prompt": "a", "max_tokens": 1, "temprature": 0, "user": "me"}
     answer = server.post(COMPLETIONS, body)
     assert (answer.status_code, answer.headers["x-octavo-ignored"]) == (200, "temprature")
+    for name, shown in (("a\x00\r\nb: c\x7f\té", r"a\x00\r\nb: c\x7f\t\xe9"), ("x" * 9000, "x" * 2000 + "...")):
+        assert server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1, name: 0}).headers["x-octavo-ignored"] == shown
     messages = [{"role": "user", "content": "a", "mood": "good"}]
     assert server.post(CHAT, {"messages": messages, "max_tokens": 1}).headers["x-octavo-ignored"] == "messages[0].mood"
     with Server(data / "arch" / "llama", "--strict") as strict:
@@ -233,8 +270,7 @@ def test_drain_waits_for_a_request_that_is_being_read(data: Path) -> None:
     body = msgspec.json.encode({"prompt": "Hello", "max_tokens": 3})
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
     with Server(data / "arch" / "llama") as server:
-        address = httpx.URL(server.url)
-        with socket.create_connection((address.host, address.port or 0)) as slow:
+        with _connected(server) as slow:
             slow.sendall(head.encode() + body[:5])
             server.wait_for("octavo_http_requests_open", 1)
             server.process.send_signal(signal.SIGTERM)
@@ -267,6 +303,15 @@ def test_port_in_use(data: Path) -> None:
             Server(data / "arch" / "llama", "--port", str(taken.getsockname()[1]))
 
 
+def test_a_port_is_taken_before_the_model_is_loaded() -> None:
+    """Two servers that start at once: the second is told so."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with _bind("127.0.0.1", port), pytest.raises(ConfigError, match="Address already in use"):
+        _bind("127.0.0.1", port)
+
+
 def test_idle_costs_nothing(server: Server) -> None:
     """Under 1 % of a processor, both processes together."""
     pids = (server.process.pid, server.engine_pid)
@@ -281,10 +326,15 @@ def _refused(response: httpx.Response, status: int, param: Any) -> None:
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    assert error["message"]
+    assert 0 < len(error["message"]) < 1010
     assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
     if param is not ...:
         assert error["param"] == param, error
+
+
+def _connected(server: Server) -> socket.socket:
+    address = httpx.URL(server.url)
+    return socket.create_connection((address.host, address.port or 0), timeout=10)
 
 
 def _wait(condition: Any) -> None:

@@ -7,10 +7,12 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,7 +26,7 @@ from octavo.server.messages import chat_messages
 from octavo.server.metrics import Metrics
 from octavo.server.openai import ChatRequest, CompletionRequest, GenerationRequest, parse_chat, parse_completion
 from octavo.server.stream import EventStream, WholeAnswer
-from octavo.text.chat import encode_chat
+from octavo.text.chat import ChatTemplateError, encode_rendered, render
 from octavo.text.tokenizer import Tokenizer
 
 COMPLETIONS = "/v1/completions"
@@ -32,6 +34,17 @@ CHAT = "/v1/chat/completions"
 
 MAX_BODY = 32 * 2**20
 """Bytes of a request body: a prompt of a million tokens as JSON numbers takes 7 MB."""
+
+MAX_DISCARDED = 2**28
+"""Bytes read of a body that is too large: its client does not look for the refusal before it has sent all."""
+
+MIN_TEXT = 2**20
+CHARACTERS_PER_TOKEN = 128
+"""Most characters of a text per token of the context, and MIN_TEXT at least. Tokenising takes a second and 120 MB per
+million characters, so that a text that can never fit is refused before."""
+
+MAX_IGNORED = 2000
+"""Characters of the header that names ignored fields: clients refuse large ones."""
 
 LONG_BODY = 2**16
 """Bytes from which on a body is read and tokenised beside the event loop, which stays free: 64 KiB take 10 ms."""
@@ -74,6 +87,28 @@ class Service:
     def seed(self) -> int:
         """For a prompt whose request brings none."""
         return int.from_bytes(os.urandom(8), "little") if self.config.seed is None else self.config.seed
+
+    def encode(self, text: str, param: str, encode: Callable[[str], list[int]]) -> Prompt:
+        """Token ids by `encode` of a text that may fit the context. Raises ApiError naming the field `param`."""
+        bounds = self.client.bounds
+        assert bounds is not None
+        most = max(MIN_TEXT, CHARACTERS_PER_TOKEN * bounds.max_model_len)
+        if len(text) > most:
+            raise bad_request(
+                f"the prompt has {len(text)} characters; at most {most} are read, "
+                f"and prompt and output together may have {bounds.max_model_len} tokens",
+                param, "context_length_exceeded",
+            )  # fmt: skip
+        try:
+            ids = encode(text)
+        except ValueError as e:  # text that is no Unicode
+            raise bad_request(str(e), param) from None
+        if len(ids) > bounds.max_model_len:  # before more texts are read
+            raise bad_request(
+                f"the prompt has {len(ids)} tokens; prompt and output together may have {bounds.max_model_len}",
+                param, "context_length_exceeded",
+            )  # fmt: skip
+        return Prompt(ids, text)
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model:
@@ -123,6 +158,10 @@ def create_app(service: Service) -> ASGIApp:
     async def refused(http: Request, error: ApiError) -> Response:
         return error.response()
 
+    @app.exception_handler(ClientDisconnect)
+    async def left(http: Request, error: ClientDisconnect) -> Response:
+        return ApiError(499, "the client left before its request was whole").response()  # for the metrics
+
     @app.exception_handler(HTTPException)
     async def not_routed(http: Request, error: HTTPException) -> Response:
         what = {404: f"there is no {http.url.path} here", 405: f"{http.url.path} does not take {http.method}"}
@@ -170,7 +209,7 @@ async def _generate(service: Service, http: Request, answer_of: Callable[..., tu
         answer, parsed = await asyncio.to_thread(answer_of, service, body)
     else:
         answer, parsed = answer_of(service, body)
-    headers = {"x-octavo-ignored": ", ".join(map(_ascii, parsed.ignored))} if parsed.ignored else {}
+    headers = {"x-octavo-ignored": _header(parsed.ignored)} if parsed.ignored else {}
     return (EventStream if parsed.request.stream else WholeAnswer)(answer, headers)
 
 
@@ -179,16 +218,11 @@ def _completion(service: Service, body: bytes) -> tuple[Answer, Any]:
     request: CompletionRequest = parsed.request
     service.check_model(request.model)
     assert service.tokenizer is not None
-    special = request.add_special_tokens is not False
-    try:
-        prompts = [
-            Prompt(service.tokenizer.encode(prompt, add_special_tokens=special), prompt)
-            if isinstance(prompt, str)
-            else Prompt(prompt, None)
-            for prompt in request.prompts()
-        ]
-    except ValueError as e:
-        raise bad_request(str(e), "prompt") from None
+    encode = partial(service.tokenizer.encode, add_special_tokens=request.add_special_tokens is not False)
+    prompts = [
+        service.encode(prompt, "prompt", encode) if isinstance(prompt, str) else Prompt(prompt, None)
+        for prompt in request.prompts()
+    ]
     id = _id("cmpl")
     answer = CompletionAnswer(
         service.generation(id, prompts, request),
@@ -210,18 +244,19 @@ def _chat(service: Service, body: bytes) -> tuple[Answer, Any]:
     messages = chat_messages(request.messages, parsed.ignored)
     if parsed.ignored and service.config.strict:
         raise bad_request(f"unknown field: {', '.join(parsed.ignored)}", "messages", "unknown_parameter")
+    variables = request.chat_template_kwargs or {}
+    for name in ("messages", "add_generation_prompt"):
+        if name in variables:
+            raise bad_request(f"chat_template_kwargs has {name}, a field of its own", "chat_template_kwargs")
+    generates = request.add_generation_prompt is not False
     try:
-        ids = encode_chat(
-            service.tokenizer,
-            messages,
-            add_generation_prompt=request.add_generation_prompt is not False,
-            **(request.chat_template_kwargs or {}),
-        )
-    except ValueError as e:  # of the template, or text that is no Unicode
+        text = render(service.tokenizer, messages, add_generation_prompt=generates, **variables)
+    except ChatTemplateError as e:
         raise bad_request(str(e), "messages") from None
+    prompt = service.encode(text, "messages", partial(encode_rendered, service.tokenizer))
     id = _id("chatcmpl")
     answer = ChatAnswer(
-        service.generation(id, [Prompt(ids, None)], request),
+        service.generation(id, [prompt], request),
         id,
         service.model,
         prompt_scores=request.prompt_logprobs is not None,
@@ -242,9 +277,12 @@ async def _body(http: Request) -> bytes:
     parts, size = [], 0
     async for part in http.stream():
         size += len(part)
-        if size > MAX_BODY:
-            raise ApiError(413, f"the body is larger than {MAX_BODY} bytes")
-        parts.append(part)
+        if size <= MAX_BODY:
+            parts.append(part)
+        elif size > MAX_DISCARDED:
+            break
+    if size > MAX_BODY:
+        raise ApiError(413, f"the body is larger than {MAX_BODY} bytes")
     return b"".join(parts)
 
 
@@ -263,6 +301,7 @@ def _id(kind: str) -> str:
     return f"{kind}-{os.urandom(12).hex()}"
 
 
-def _ascii(name: str) -> str:
-    """Fit for a header."""
-    return name.encode("ascii", "backslashreplace").decode().replace("\n", " ").replace("\r", " ")
+def _header(names: list[str]) -> str:
+    """A list of any names as the value of a header: printable ASCII of bounded length."""
+    text = ", ".join(names)[: MAX_IGNORED + 1].encode("unicode_escape").decode()
+    return text if len(text) <= MAX_IGNORED else text[:MAX_IGNORED] + "..."

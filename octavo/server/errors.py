@@ -7,6 +7,9 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+MAX_MESSAGE = 1000
+"""Characters of a message: it may quote what the client sent, and that may be megabytes."""
+
 
 class ApiError(Exception):
     """A refusal: an HTTP status, one sentence, the field at fault and a code that programs can read."""
@@ -16,7 +19,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "..."
         self.param = param
         self.code = code
         self.retry_after = retry_after  # seconds; 0: say nothing

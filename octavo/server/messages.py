@@ -22,7 +22,7 @@ def chat_messages(messages: list[dict[str, Any]], ignored: list[str]) -> list[di
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
         role = message.get("role")
-        if role not in _ROLES:
+        if not isinstance(role, str) or role not in _ROLES:
             raise bad_request(f"{where}.role must be one of {', '.join(sorted(_ROLES))}; got {role!r}", "messages")
         if role in ("tool", "function"):
             raise bad_request(f"{where}.role {role!r} is not supported yet", "messages", "unsupported_parameter")

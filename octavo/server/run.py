@@ -13,13 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+import msgspec
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from octavo.config import ServerConfig
 from octavo.engine.client import EngineClient
 from octavo.engine.messages import Ready
 from octavo.server.app import Service, create_app
+from octavo.server.errors import ApiError
 from octavo.text.tokenizer import load_tokenizer
 
 GOODBYE_SECONDS = 1.0
@@ -79,6 +82,16 @@ async def _serve(
         await asyncio.gather(listening, serving, ending, preparing, return_exceptions=True)
 
 
+class _Protocol(HttpToolsProtocol):
+    """What is no HTTP is refused in the form of every other refusal."""
+
+    def send_400_response(self, msg: str) -> None:
+        body = msgspec.json.encode(ApiError(400, msg).body())
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
+        self.transport.write(head.encode() + b"\r\n\r\n" + body)
+        self.transport.close()
+
+
 class _Server(uvicorn.Server):
     """A first signal begins the drain instead of closing the listener; a second ends it."""
 
@@ -86,7 +99,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(service),
-                http="httptools",
+                http=_Protocol,
                 ws="none",
                 lifespan="off",
                 log_level="warning",

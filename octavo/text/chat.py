@@ -22,7 +22,7 @@ class ChatTemplateError(ValueError):
 
 
 def render(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], /, add_generation_prompt: bool = True, **kwargs: Any
 ) -> str:
     """The prompt text of a conversation.
 
@@ -36,11 +36,9 @@ def render(
         raise ChatTemplateError("the model has no chat template; use completions, or name a model made for chat")
     variables = {**tokenizer.special_token_names, "tools": None, "documents": None, **kwargs}
     try:
-        return _compile(source).render(
-            messages=[_with_text(message) for message in messages],
-            add_generation_prompt=add_generation_prompt,
-            **variables,
-        )
+        variables["messages"] = [_with_text(message) for message in messages]
+        variables["add_generation_prompt"] = add_generation_prompt
+        return _compile(source).render(variables)
     except ChatTemplateError:
         raise
     except Exception as error:  # templates run on whatever the messages hold: any error is theirs
@@ -48,10 +46,14 @@ def render(
 
 
 def encode_chat(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], /, add_generation_prompt: bool = True, **kwargs: Any
 ) -> list[int]:
-    """Token ids of `render`. BOS is added only where the tokenizer asks for it and the template has not written it."""
-    text = render(tokenizer, messages, add_generation_prompt, **kwargs)
+    """Token ids of `render`."""
+    return encode_rendered(tokenizer, render(tokenizer, messages, add_generation_prompt, **kwargs))
+
+
+def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids of a rendered conversation. BOS is added where the tokenizer asks for it and the template wrote none."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     if tokenizer.adds_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         return [tokenizer.bos_id, *ids]
