@@ -102,8 +102,12 @@ def test_bench_prints_its_workload(data: Path) -> None:
     table = run("bench", "latency", data / "arch" / "llama", *small).stdout
     assert "one stream" in table
     assert "tokens/s" in table
-    (start,) = json.loads(run("bench", "startup", data / "arch" / "llama", "--repeat", 1, "--json").stdout)["results"]
+    done = run("bench", "startup", data / "arch" / "llama", "--repeat", 1, "--json")
+    (start,) = json.loads(done.stdout)["results"]
     assert 0 < start["median"] < 30
+    assert done.stderr == ""
+    refused = run("bench", "startup", data / "arch" / "llama", "--kv-cache-memory", "1KiB", "--no-fuse")
+    assert "kv_cache_memory is 1.00 KiB" in refused.stderr  # the server was given the options
 
 
 def test_pull_prints_where(data: Path) -> None:

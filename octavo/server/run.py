@@ -27,6 +27,8 @@ from octavo.text.tokenizer import load_tokenizer
 
 GOODBYE_SECONDS = 1.0
 """For open streams to be told how they ended, once the drain is over or the engine has died."""
+LOOK_SECONDS = 0.05
+"""Between looks at the open requests, during the drain."""
 
 
 def run(
@@ -122,9 +124,11 @@ class _Server(uvicorn.Server):
         """Until a signal came and then no request is open, or the time for that is over."""
         await self._told.wait()
         seconds = self._service.config.drain_seconds
+        deadline = time.monotonic() + seconds
+        if self._service.metrics.num_open:
+            await asyncio.sleep(LOOK_SECONDS)  # most end by themselves
         if self._service.metrics.num_open:
             line = f"ending: open requests have {seconds:g} s to finish; a second Ctrl-C or SIGTERM ends them"
             print(line, file=sys.stderr, flush=True)
-        deadline = time.monotonic() + seconds
         while self._service.metrics.num_open and time.monotonic() < deadline and not self._told_again:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(LOOK_SECONDS)
