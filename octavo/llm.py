@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import index
 from types import FrameType
 from typing import Any, Self
 
@@ -132,7 +133,10 @@ class LLM:
         if isinstance(prompt, str):
             return prompt, self._tokenizer.encode(prompt)
         if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt_token_ids"), Sequence):
-            return prompt.get("prompt"), [int(i) for i in prompt["prompt_token_ids"]]
+            try:
+                return prompt.get("prompt"), [index(i) for i in prompt["prompt_token_ids"]]
+            except TypeError as e:
+                raise ParameterError("prompt", f"prompt_token_ids must be whole numbers: {e}") from None
         if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str):
             return prompt["prompt"], self._tokenizer.encode(prompt["prompt"])
         raise ParameterError("prompt", f'a prompt is text or {{"prompt_token_ids": [...]}}, got {prompt!r:.80}')

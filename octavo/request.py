@@ -11,6 +11,7 @@ from the prefix index when the request was (last) admitted.
 from __future__ import annotations
 
 import enum
+from numbers import Integral, Real
 from typing import Any
 
 import msgspec
@@ -67,15 +68,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        stop: Any = self.stop
-        if isinstance(stop, str):  # what users of every other engine write
-            msgspec.structs.force_setattr(self, "stop", [stop])
-        for name in ("stop", "stop_token_ids"):
-            if getattr(self, name) is None:
-                msgspec.structs.force_setattr(self, name, [])
-        for name, low, high in _BOUNDS:
+        self._check_types()
+        for name, _, low, high in _BOUNDS:
             value: Any = getattr(self, name)
-            if value is not None and not (low <= value <= high):  # also false for NaN
+            if value is None:
+                continue
+            if not (low <= value <= high):  # also false for NaN
                 raise ParameterError(name, f"{name} must be between {low} and {high}, got {value}")
         if self.top_p <= 0:
             raise ParameterError("top_p", f"top_p must be above 0 and at most 1, got {self.top_p}")
@@ -91,6 +89,34 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                     "logit_bias", f"logit_bias of token {token} must be between -100 and 100, got {bias}"
                 )
 
+    def _check_types(self) -> None:
+        """Raise ParameterError for a value of another kind than its field. What is as good becomes what the field says."""
+        given: Any
+        for name, kind, article in (("stop", str, "texts"), ("stop_token_ids", Integral, "token ids")):
+            given = getattr(self, name)
+            if name == "stop" and isinstance(given, str):  # what users of every other engine write
+                given = [given]
+            if not isinstance(given, list | tuple | None) or not all(_is(kind, item) for item in given or ()):
+                raise ParameterError(name, f"{name} must be a list of {article}, got {given!r:.80}")
+            msgspec.structs.force_setattr(self, name, list(given or ()))
+        given = self.logit_bias
+        if given is not None and not (
+            isinstance(given, dict) and all(_is(Integral, token) and _is(Real, bias) for token, bias in given.items())
+        ):
+            raise ParameterError("logit_bias", f"logit_bias must map token ids to numbers, got {given!r:.80}")
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise ParameterError(name, f"{name} must be true or false, got {getattr(self, name)!r:.80}")
+        for name, number, _, _ in _BOUNDS:
+            given = getattr(self, name)
+            if given is None and name in _OPTIONAL:
+                continue
+            if not _is(Integral if number is int else Real, given):
+                what = "a whole number" if number is int else "a number"
+                raise ParameterError(name, f"{name} must be {what}, got {given!r:.80}")
+            if not isinstance(given, int | float):  # numpy's
+                msgspec.structs.force_setattr(self, name, number(given))
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise ParameterError where a token id is outside of the vocabulary, or more alternatives than it has are asked."""
         for param, ids in (("logit_bias", self.logit_bias or ()), ("stop_token_ids", self.stop_token_ids)):
@@ -104,20 +130,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 raise ParameterError(param, f"{param} is {wanted}; the vocabulary has {vocab_size} tokens")
 
 
-_BOUNDS: tuple[tuple[str, float, float], ...] = (
-    ("n", 1, MAX_N),
-    ("temperature", 0, 100),
-    ("top_p", 0, 1),
-    ("top_k", -1, 2**31 - 1),
-    ("min_p", 0, 1),
-    ("presence_penalty", -2, 2),
-    ("frequency_penalty", -2, 2),
-    ("repetition_penalty", 0.01, 100),
-    ("seed", -(2**63), 2**64 - 1),
-    ("max_tokens", 0, 2**31 - 1),
-    ("min_tokens", 0, 2**31 - 1),
-    ("logprobs", 0, MAX_LOGPROBS),
-    ("prompt_logprobs", 0, MAX_LOGPROBS),
+def _is(kind: type, value: object) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+_OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")  # null has a meaning
+
+_BOUNDS: tuple[tuple[str, type[int] | type[float], float, float], ...] = (
+    ("n", int, 1, MAX_N),
+    ("temperature", float, 0, 100),
+    ("top_p", float, 0, 1),
+    ("top_k", int, -1, 2**31 - 1),
+    ("min_p", float, 0, 1),
+    ("presence_penalty", float, -2, 2),
+    ("frequency_penalty", float, -2, 2),
+    ("repetition_penalty", float, 0.01, 100),
+    ("seed", int, -(2**63), 2**64 - 1),
+    ("max_tokens", int, 0, 2**31 - 1),
+    ("min_tokens", int, 0, 2**31 - 1),
+    ("logprobs", int, 0, MAX_LOGPROBS),
+    ("prompt_logprobs", int, 0, MAX_LOGPROBS),
 )
 
 

@@ -127,6 +127,9 @@ def test_defaults_and_one_params_each(tiny: LLM) -> None:
     assert len(tiny.generate("the", unset)[0].outputs[0].token_ids) == 16
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 5)]
     assert [len(o.outputs[0].token_ids) for o in tiny.generate(["a", "b"], params)] == [3, 5]
+    for bad_ids in ([1.5], "ab", ["a"]):
+        with pytest.raises(ParameterError, match="prompt_token_ids must be whole numbers"):
+            tiny.generate({"prompt_token_ids": bad_ids})  # type: ignore[dict-item]
     with pytest.raises(ParameterError, match="2 prompts and 1 sampling_params"):
         tiny.generate(["a", "b"], params[:1])
 

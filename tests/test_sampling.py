@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from octavo.request import ParameterError, SamplingParams
 from octavo.sampling.definition import (
     Row,
     draw,
@@ -222,3 +224,25 @@ def test_arrays_give_each_row_its_own_parameters() -> None:
     assert out.ranks.tolist() == [d.rank for d in expected]
     assert out.top_ids.shape == (3, 2)
     assert out.top_ids[0].tolist() == expected[0].top_ids and out.top_ids[1, 0] == expected[1].top_ids[0]
+
+
+WRONG: list[tuple[str, Any]] = [
+    ("temperature", "x"), ("temperature", None), ("n", 1.5), ("n", True), ("n", None), ("max_tokens", 1.5), ("max_tokens", "5"),
+    ("top_k", 1.5), ("seed", 1.5), ("logprobs", 1.5), ("min_tokens", None), ("stop", 5), ("stop", [5]),
+    ("stop_token_ids", 5), ("stop_token_ids", ["a"]), ("logit_bias", [1]), ("logit_bias", {"a": 1}), ("logit_bias", {1: None}),
+    ("ignore_eos", "x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_values_of_another_kind_are_refused_by_name(name: str, value: Any) -> None:
+    """Before they reach the engine, which they would stop in the middle of a step."""
+    with pytest.raises(ParameterError, match=f"^{name} must ") as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+
+
+def test_values_as_good_as_their_fields() -> None:
+    given: Any = {"n": np.int64(2), "temperature": np.float32(0.5), "stop": ("a", "b"), "stop_token_ids": None}
+    assert SamplingParams(**given) == SamplingParams(n=2, temperature=0.5, stop=["a", "b"])
+    assert type(SamplingParams(**given).n) is int
