@@ -153,6 +153,14 @@ _BOUNDS: tuple[tuple[str, type[int] | type[float], float, float], ...] = (
 )
 
 
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks of scheduler and cache, beside its tokens. It changes when they come, never which."""
+
+    priority: int = 0  # higher is served first
+    tenant: str = ""  # who shares the machine fairly with whom: an API key or a user
+    cache_salt: str = ""  # only requests of the same salt share KV blocks
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Score of one token and the best alternatives, all natural logarithms of the model's own distribution."""
 
@@ -172,12 +180,12 @@ class Request:
 
     __slots__ = (
         "arrival", "choice", "eos_ids", "finish_reason", "id", "num_cached", "num_computed", "num_preemptions",
-        "output_ids", "params", "priority", "prompt_ids", "prompt_logprobs", "seed", "stop_ids", "tables",
+        "output_ids", "params", "prompt_ids", "prompt_logprobs", "seed", "stop_ids", "tables", "terms",
     )  # fmt: skip
 
     def __init__(
         self, id: str, choice: int, prompt_ids: list[int], params: SamplingParams, seed: int,
-        eos_ids: frozenset[int] = frozenset(), priority: int = 0, arrival: float = 0.0,
+        eos_ids: frozenset[int] = frozenset(), terms: Terms = Terms(), arrival: float = 0.0,
     ) -> None:  # fmt: skip
         assert prompt_ids, "a prompt has at least one token"
         self.id = id
@@ -188,7 +196,7 @@ class Request:
         self.seed = seed
         self.eos_ids = eos_ids
         self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
-        self.priority = priority  # higher is served first
+        self.terms = terms
         self.arrival = arrival  # seconds, monotonic clock of the engine
         self.num_cached = 0
         self.num_computed = 0

@@ -11,7 +11,7 @@ import pytest
 
 from octavo.backends.base import Limits, StepResult
 from octavo.cache.kv import KvCache
-from octavo.request import FinishReason, Request, SamplingParams
+from octavo.request import FinishReason, Request, SamplingParams, Terms
 from octavo.sched.batch import BatchBuilder
 from octavo.sched.scheduler import MAX_PREEMPTIONS, Scheduler
 from octavo.sched.step import Draft, Step, Work
@@ -97,7 +97,7 @@ class Engine:
 
 def make(id: str, prompt: list[int], choice: int = 0, seed: int = 1, priority: int = 0, **params: object) -> Request:
     eos = frozenset({VOCAB - 1})
-    return Request(id, choice, prompt, SamplingParams(**params), seed, eos, priority)  # type: ignore[arg-type]
+    return Request(id, choice, prompt, SamplingParams(**params), seed, eos, Terms(priority=priority))  # type: ignore[arg-type]
 
 
 def random_prompt(rng: random.Random, known: list[list[int]], longest: int) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from octavo.config import EngineConfig
-from octavo.request import FinishReason, SamplingParams, TokenLogprobs
+from octavo.request import FinishReason, SamplingParams, Terms, TokenLogprobs
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class Add(msgspec.Struct, tag="add", frozen=True):
     prompt_ids: list[int]
     params: SamplingParams
     seed: int
-    priority: int = 0
+    terms: Terms = Terms()
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):

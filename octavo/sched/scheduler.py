@@ -75,7 +75,7 @@ class Scheduler:
                 f"the KV cache cannot hold the {num_tokens} tokens of prompt and output that were asked for"
             )
         self._num_added += 1
-        order = (-request.priority, request.arrival, self._num_added, request.choice)
+        order = (-request.terms.priority, request.arrival, self._num_added, request.choice)
         live = Live(request, order, num_tokens)
         self._live.setdefault(request.id, {})[request.choice] = live
         bisect.insort(self._waiting, live, key=_order)
@@ -200,7 +200,7 @@ class Scheduler:
         if len(decodes) == len(self._running):
             return decodes
         prefills = [live for live in self._running if live.request.num_tokens - live.request.num_computed > 1]
-        prefills.sort(key=lambda live: -live.request.priority)
+        prefills.sort(key=lambda live: -live.request.terms.priority)
         return decodes + prefills
 
     def _make_room(self, live: Live, draft: Draft) -> Work | None:
@@ -221,7 +221,7 @@ class Scheduler:
         """Smallest: the one to preempt. The tokens lost are at most those that no other request shares."""
         return (
             live.request.num_preemptions >= MAX_PREEMPTIONS,
-            live.request.priority,
+            live.request.terms.priority,
             self._cache.num_private(live.request),
             -live.order[2],
         )

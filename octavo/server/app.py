@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.config import ServerConfig
 from octavo.engine.client import EngineClient
-from octavo.request import ParameterError, SamplingParams
+from octavo.request import ParameterError, SamplingParams, Terms
 from octavo.server.answer import Answer, ChatAnswer, CompletionAnswer
 from octavo.server.errors import ApiError, bad_request, json_response
 from octavo.server.generation import Generation, Prompt
@@ -78,10 +78,10 @@ class Service:
         assert tokenizer is not None and bounds is not None
         params = _params(request)
         seeds = [self.seed() if params.seed is None else params.seed for _ in prompts]
-        priority = -(request.priority or 0)
+        terms = Terms(priority=-(request.priority or 0))
         continues = isinstance(request, CompletionRequest)
         return Generation(
-            self.client, tokenizer, bounds, self.metrics, id, prompts, params, seeds, priority, continues=continues
+            self.client, tokenizer, bounds, self.metrics, id, prompts, params, seeds, terms, continues=continues
         )
 
     def seed(self) -> int:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from octavo.engine.admission import Bounds, ContextLengthError
 from octavo.engine.client import EngineClient, EngineDead, Stream
 from octavo.engine.messages import Add, Progress
-from octavo.request import FinishReason, ParameterError, SamplingParams, TokenLogprobs
+from octavo.request import FinishReason, ParameterError, SamplingParams, Terms, TokenLogprobs
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.metrics import Metrics
 from octavo.text.output import ChoiceOutput, Delta
@@ -42,7 +42,7 @@ class Generation:
         prompts: list[Prompt],
         params: SamplingParams,
         seeds: list[int],
-        priority: int = 0,
+        terms: Terms = Terms(),
         *,
         continues: bool,
     ) -> None:
@@ -59,7 +59,7 @@ class Generation:
         self.prompts = prompts
         self.params = params
         self._adds = [
-            Add(f"{id}-{p}", prompt.token_ids, params, seed, priority)
+            Add(f"{id}-{p}", prompt.token_ids, params, seed, terms)
             for p, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
         ]
         for add in self._adds:
