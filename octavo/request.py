@@ -161,6 +161,9 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""  # only requests of the same salt share KV blocks
 
 
+PLAIN = Terms()
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Score of one token and the best alternatives, all natural logarithms of the model's own distribution."""
 
@@ -185,7 +188,7 @@ class Request:
 
     def __init__(
         self, id: str, choice: int, prompt_ids: list[int], params: SamplingParams, seed: int,
-        eos_ids: frozenset[int] = frozenset(), terms: Terms = Terms(), arrival: float = 0.0,
+        eos_ids: frozenset[int] = frozenset(), terms: Terms = PLAIN, arrival: float = 0.0,
     ) -> None:  # fmt: skip
         assert prompt_ids, "a prompt has at least one token"
         self.id = id

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from octavo.engine.admission import Bounds, ContextLengthError
 from octavo.engine.client import EngineClient, EngineDead, Stream
 from octavo.engine.messages import Add, Progress
-from octavo.request import FinishReason, ParameterError, SamplingParams, Terms, TokenLogprobs
+from octavo.request import PLAIN, FinishReason, ParameterError, SamplingParams, Terms, TokenLogprobs
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.metrics import Metrics
 from octavo.text.output import ChoiceOutput, Delta
@@ -42,7 +42,7 @@ class Generation:
         prompts: list[Prompt],
         params: SamplingParams,
         seeds: list[int],
-        terms: Terms = Terms(),
+        terms: Terms = PLAIN,
         *,
         continues: bool,
     ) -> None:
