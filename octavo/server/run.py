@@ -21,8 +21,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from octavo.config import ServerConfig
 from octavo.engine.client import EngineClient
 from octavo.engine.messages import Ready
-from octavo.server.app import Service, create_app
+from octavo.server.app import create_app
 from octavo.server.errors import ApiError
+from octavo.server.service import Service
 from octavo.text.tokenizer import load_tokenizer
 
 GOODBYE_SECONDS = 1.0

@@ -1,0 +1,62 @@
+"""The answer of POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from octavo.server.answer import Answer
+from octavo.server.generation import Generation
+from octavo.server.logprobs import CompletionLogprobs, prompt_logprobs
+from octavo.text.output import Delta
+
+_encode = msgspec.json.Encoder().encode
+
+
+class CompletionAnswer(Answer):
+    object = chunk_object = "text_completion"
+
+    def __init__(
+        self,
+        generation: Generation,
+        id: str,
+        model: str,
+        *,
+        echo: bool = False,
+        prompt_scores: bool = False,
+        **shared: Any,
+    ) -> None:
+        super().__init__(generation, id, model, **shared)
+        self._echo = echo
+        self._show_prompt_scores = prompt_scores
+        skip = generation.params.skip_special_tokens
+        self._logprobs = [CompletionLogprobs(generation.tokenizer, skip) for _ in range(generation.num_choices)]
+
+    def _content(self, choice: int, delta: Delta) -> bytes:
+        text = self._prompt_text(choice) + delta.text if not self._begun[choice] else delta.text
+        logprobs = self._scores(choice, delta, first=not self._begun[choice])
+        return b'"text":%b,"logprobs":%b' % (_encode(text), _encode(logprobs))
+
+    def _whole(self, choice: int, delta: Delta) -> dict[str, Any]:
+        entry: dict[str, Any] = {
+            "text": self._prompt_text(choice) + delta.text,
+            "logprobs": self._scores(choice, delta, first=True),
+        }
+        if self._show_prompt_scores:
+            entry["prompt_logprobs"] = prompt_logprobs(self.generation.tokenizer, self._prompt_scores(choice))
+        return entry
+
+    def _prompt_text(self, choice: int) -> str:
+        if not self._echo:
+            return ""
+        prompt = self.generation.prompts[self.generation.prompt_of(choice)]
+        return prompt.text if prompt.text is not None else self.generation.tokenizer.decode(prompt.token_ids)
+
+    def _scores(self, choice: int, delta: Delta, first: bool) -> dict[str, Any] | None:
+        if self.generation.params.logprobs is None:
+            return None
+        if self._echo and first:
+            scores = [*self._prompt_scores(choice), *delta.logprobs]
+            return self._logprobs[choice].write(scores, prompt_start=self._prompt_ids(choice)[0])
+        return self._logprobs[choice].write(delta.logprobs)

@@ -1,0 +1,35 @@
+"""POST /v1/completions: from the fields of a request to its answer."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from octavo.server.completion_answer import CompletionAnswer
+from octavo.server.completion_fields import CompletionRequest
+from octavo.server.generation import Prompt
+from octavo.server.parse import Parsed, parse
+from octavo.server.service import Service, new_id
+
+
+def completion(service: Service, body: bytes) -> tuple[CompletionAnswer, Parsed[CompletionRequest]]:
+    """The answer, not begun. Raises ApiError."""
+    parsed = parse(body, CompletionRequest, service.config.strict)
+    request = parsed.request
+    service.check_model(request.model)
+    assert service.tokenizer is not None
+    encode = partial(service.tokenizer.encode, add_special_tokens=request.add_special_tokens is not False)
+    prompts = [
+        service.encode(prompt, "prompt", encode) if isinstance(prompt, str) else Prompt(prompt, None)
+        for prompt in request.prompts()
+    ]
+    id = new_id("cmpl")
+    answer = CompletionAnswer(
+        service.generation(id, prompts, request, continues=True),
+        id,
+        service.model,
+        echo=bool(request.echo),
+        prompt_scores=request.prompt_logprobs is not None,
+        include_usage=request.include_usage(),
+        return_token_ids=bool(request.return_token_ids),
+    )
+    return answer, parsed
