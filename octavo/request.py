@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -40,6 +40,14 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
+    """How a choice thinks before it answers, in tokens: see `sched.thinking`."""
+
+    start: int | None  # an answer that begins with this token thinks; None: the prompt has begun to
+    end: int  # the token that ends it
+    budget: int | None = None  # tokens between the two, after which `end` is forced; None: as many as it wants
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to continue a prompt. Names and defaults follow vLLM's offline API; `temperature` 0 is greedy.
 
@@ -48,6 +56,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     n: int = 1
+    best_of: int | None = None  # candidates, of which the n best are the answer; None: n
+    use_beam_search: bool = False
+    length_penalty: float = 1.0  # beam search: hypotheses compare by logprob / length ** length_penalty
+    early_stopping: bool | Literal["never"] = False  # beam search, see sched.beam
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0 or -1: all
@@ -66,6 +78,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    reasoning: Reasoning | None = None  # what the chat template says; set by the server and by LLM.chat
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -88,6 +101,35 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 raise ParameterError(
                     "logit_bias", f"logit_bias of token {token} must be between -100 and 100, got {bias}"
                 )
+        if self.best_of is not None and self.best_of < self.n:
+            raise ParameterError("best_of", f"best_of {self.best_of} is less than n {self.n}")
+        self._check_search()
+
+    @property
+    def num_candidates(self) -> int:
+        """Choices that are generated; with beam search the beam width."""
+        return self.n if self.best_of is None else self.best_of
+
+    def _check_search(self) -> None:
+        """Raise ParameterError where a field asks for what beam search is not, or only beam search is."""
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise ParameterError(
+                "early_stopping", f'early_stopping must be true, false or "never", got {self.early_stopping!r:.80}'
+            )
+        neutral = {f.name: f.default for f in msgspec.structs.fields(self)}
+        if not self.use_beam_search:
+            for name in ("length_penalty", "early_stopping"):
+                if getattr(self, name) != neutral[name]:
+                    raise ParameterError(name, f"{name} needs use_beam_search")
+            return
+        for name, default in neutral.items():
+            given: Any = getattr(self, name)
+            if name not in _OF_SEARCH and given not in (default, None, [], {}) and (name, given) != ("top_k", -1):
+                raise ParameterError(name, f"{name} cannot be honoured with use_beam_search")
+        if self.temperature not in (0, 1):
+            raise ParameterError("temperature", "temperature must be 0 or 1 with use_beam_search: nothing is drawn")
+        if self.max_tokens == 0:
+            raise ParameterError("max_tokens", "max_tokens must be at least 1 with use_beam_search")
 
     def _check_types(self) -> None:
         """Raise ParameterError for a value of another kind than its field. What is as good becomes what the field says."""
@@ -104,7 +146,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             isinstance(given, dict) and all(_is(Integral, token) and _is(Real, bias) for token, bias in given.items())
         ):
             raise ParameterError("logit_bias", f"logit_bias must map token ids to numbers, got {given!r:.80}")
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "use_beam_search"):
             if not isinstance(getattr(self, name), bool):
                 raise ParameterError(name, f"{name} must be true or false, got {getattr(self, name)!r:.80}")
         for name, number, _, _ in _BOUNDS:
@@ -134,10 +176,19 @@ def _is(kind: type, value: object) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-_OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")  # null has a meaning
+_OPTIONAL = ("best_of", "seed", "max_tokens", "logprobs", "prompt_logprobs")  # null has a meaning
+
+_OF_SEARCH = frozenset({
+    "n", "best_of", "use_beam_search", "length_penalty", "early_stopping", "temperature", "seed", "stop_token_ids",
+    "ignore_eos", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "skip_special_tokens",
+    "include_stop_str_in_output",
+})  # fmt: skip
+"""Fields that have a meaning, or have none to lose, with beam search: it takes the model's own distribution."""
 
 _BOUNDS: tuple[tuple[str, type[int] | type[float], float, float], ...] = (
     ("n", int, 1, MAX_N),
+    ("best_of", int, 1, MAX_N),
+    ("length_penalty", float, -10, 10),
     ("temperature", float, 0, 100),
     ("top_p", float, 0, 1),
     ("top_k", int, -1, 2**31 - 1),
@@ -174,6 +225,17 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
+class Gate(Protocol):
+    """What a waiting request waits for beside its turn. Looked at between steps, by the thread of the engine."""
+
+    @property
+    def reason(self) -> str:
+        """What is waited for, in a word that metrics can carry: "leader", "grammar", "disk"."""
+
+    def is_open(self) -> bool:
+        """Cheap, for it is called before each step. Raises ParameterError where the gate will never open."""
+
+
 class Request:
     """One choice of one client request: the unit the scheduler works on.
 
@@ -182,7 +244,7 @@ class Request:
     """
 
     __slots__ = (
-        "arrival", "choice", "eos_ids", "finish_reason", "id", "num_cached", "num_computed", "num_preemptions",
+        "arrival", "choice", "eos_ids", "finish_reason", "gates", "id", "num_cached", "num_computed", "num_preemptions",
         "output_ids", "params", "prompt_ids", "prompt_logprobs", "seed", "stop_ids", "tables", "terms",
     )  # fmt: skip
 
@@ -201,6 +263,7 @@ class Request:
         self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
         self.terms = terms
         self.arrival = arrival  # seconds, monotonic clock of the engine
+        self.gates: list[Gate] = []  # it does not run before all are open
         self.num_cached = 0
         self.num_computed = 0
         self.num_preemptions = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from octavo.engine.messages import Add
-from octavo.request import ParameterError
+from octavo.request import MAX_LOGPROBS, ParameterError, SamplingParams
 
 
 class ContextLengthError(ParameterError):
@@ -17,6 +17,7 @@ class Bounds(NamedTuple):
 
     vocab_size: int
     max_model_len: int
+    eos_ids: frozenset[int] = frozenset()  # end tokens that the model can draw
 
     def check(self, add: Add) -> None:
         """Raise ParameterError naming the field and the limit; ContextLengthError where it is the length."""
@@ -30,6 +31,8 @@ class Bounds(NamedTuple):
                 "prompt", f"the prompt has token id {bad}; the vocabulary has ids 0 to {self.vocab_size - 1}"
             )
         add.params.check_vocabulary(self.vocab_size)
+        if add.params.use_beam_search:
+            self._check_width(add.params)
         max_tokens = add.params.max_tokens
         least = 1 if max_tokens is None else min(1, max_tokens)
         if prompt_len + least > self.max_model_len:
@@ -42,4 +45,15 @@ class Bounds(NamedTuple):
                 "max_tokens",
                 f"max_tokens is {max_tokens} and the prompt has {prompt_len} tokens, together {prompt_len + max_tokens}; "
                 f"at most {self.max_model_len} fit: max_tokens {self.max_model_len - prompt_len} would",
+            )
+
+    def _check_width(self, params: SamplingParams) -> None:
+        """A beam search looks at so many continuations of each beam that its width is left where all end tokens go."""
+        ends = set(params.stop_token_ids) | (set() if params.ignore_eos else self.eos_ids)
+        most = min(MAX_LOGPROBS, self.vocab_size)
+        if params.num_candidates + len(ends) > most:
+            raise ParameterError(
+                "n" if params.best_of is None else "best_of",
+                f"{params.num_candidates} beams and {len(ends)} end tokens and stop_token_ids are "
+                f"{params.num_candidates + len(ends)} tokens to look at; a beam search may look at {most} for each beam",
             )

@@ -140,7 +140,7 @@ class EngineClient:
                         if self._leaving[progress.id] == 0:
                             del self._leaving[progress.id]
             elif isinstance(event, Ready):
-                self.bounds = Bounds(event.vocab_size, event.max_model_len)
+                self.bounds = Bounds(event.vocab_size, event.max_model_len, frozenset(event.eos_ids))
                 if not self._ready.done():
                     self._ready.set_result(event)
             else:

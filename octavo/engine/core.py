@@ -41,7 +41,7 @@ class Engine:
         params = add.params
         for choice in range(add.params.n):
             request = Request(
-                add.id, choice, add.prompt_ids, params, add.seed, self.loaded.eos_ids, add.terms, arrival=now
+                add.id, choice, add.prompt_ids, params, add.seed, self.bounds.eos_ids, add.terms, arrival=now
             )
             try:
                 self._scheduler.add(request)

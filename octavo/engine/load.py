@@ -46,7 +46,6 @@ class Loaded:
     cache: KvCache
     scheduler: Scheduler
     batches: BatchBuilder
-    eos_ids: frozenset[int]  # those that the model can draw
     phases: dict[str, float]
     notices: list[str]
 
@@ -61,6 +60,7 @@ class Loaded:
             phases={"python": python_seconds, **self.phases},
             threads=getattr(self.backend, "num_threads", 1),
             isa=getattr(self.backend, "isa", self.backend.name),
+            eos_ids=sorted(self.bounds.eos_ids),
             notices=[self.kv.describe(self.bounds.max_model_len), *self.notices],
         )
 
@@ -107,6 +107,7 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
     )
     with phase("compile"):
         program = backend.compile(graph, weights, state, limits)
+    eos_ids = frozenset(i for i in checkpoint.generation["eos_token_id"] if 0 <= i < graph.vocab_size)
     # A nonce: hits never leave this process. A digest of weights and numerics takes its place when blocks outlive it.
     cache = KvCache(kv.num_blocks, seed=os.urandom(16), enabled=config.prefix_caching)
     return Loaded(
@@ -117,12 +118,11 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         state=state,
         kv=kv,
         limits=limits,
-        bounds=Bounds(graph.vocab_size, max_model_len),
+        bounds=Bounds(graph.vocab_size, max_model_len, eos_ids),
         program=program,
         cache=cache,
         scheduler=Scheduler(cache, limits),
         batches=BatchBuilder(limits, len(graph.groups)),
-        eos_ids=frozenset(i for i in checkpoint.generation["eos_token_id"] if 0 <= i < graph.vocab_size),
         phases=phases,
         notices=notices,
     )

@@ -96,6 +96,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     phases: dict[str, float]  # seconds of start-up by name
     threads: int
     isa: str
+    eos_ids: list[int]  # end tokens that the model can draw
     notices: list[str] = []  # lines for the user, e.g. a context longer than the model was made for
 
 
