@@ -11,9 +11,10 @@ import pytest
 
 from octavo.backends.base import Limits, StepResult
 from octavo.cache.kv import KvCache
-from octavo.request import FinishReason, Request, SamplingParams, Terms
+from octavo.request import FinishReason, ParameterError, Request, SamplingParams, Terms
 from octavo.sched.batch import BatchBuilder
-from octavo.sched.scheduler import MAX_PREEMPTIONS, Scheduler
+from octavo.sched.preempt import MAX_PREEMPTIONS
+from octavo.sched.scheduler import Scheduler
 from octavo.sched.step import Draft, Step, Work
 from tests.paged_model import MAX_TOP, VOCAB, PagedModel, expected
 
@@ -232,7 +233,7 @@ def test_nobody_waits_for_a_prompt_that_was_computed_before_a_preemption() -> No
     leader = engine.add(make("a", [1, 2, 3, 4, 5] * 4, max_tokens=200, ignore_eos=True))
     for _ in range(6):
         engine.step()
-    engine.scheduler._preempt(engine.scheduler._running[0])
+    engine.scheduler._preempt(engine.scheduler._running[0], 0.0)
     engine.step()
     assert leader.num_cached == 25
     pool, index = engine.cache.groups[0]
@@ -331,7 +332,7 @@ def test_no_request_is_recomputed_for_ever() -> None:
 
 @pytest.mark.parametrize("num_preemptions", [MAX_PREEMPTIONS - 1, MAX_PREEMPTIONS])
 def test_the_victim_loses_least_unless_it_was_preempted_often(num_preemptions: int) -> None:
-    engine = Engine(6)
+    engine = Engine(7)
     large, small = (
         engine.add(make(i, [int(i)] * n, max_tokens=50, ignore_eos=True)) for i, n in (("1", 40), ("2", 30))
     )
@@ -347,11 +348,68 @@ def test_the_victim_loses_least_unless_it_was_preempted_often(num_preemptions: i
 
 
 def test_the_victim_has_the_lowest_priority() -> None:
-    engine = Engine(6)
+    engine = Engine(7)
     low = engine.add(make("1", [1] * 40, max_tokens=50, ignore_eos=True))
     high = engine.add(make("2", [2] * 30, priority=1, max_tokens=50, ignore_eos=True))
     engine.finish()
     assert low.num_preemptions > high.num_preemptions == 0
+
+
+class Door:
+    """A gate that the test opens, or shuts for ever."""
+
+    def __init__(self, reason: str = "grammar") -> None:
+        self.reason = reason
+        self.opened = False
+        self.error: ParameterError | None = None
+
+    def is_open(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        return self.opened
+
+
+def test_a_closed_gate_holds_one_request_and_blocks_nobody() -> None:
+    engine = Engine(64, max_seqs=1)
+    door, later = Door(), Door("disk")
+    held = make("a", [1, 2], max_tokens=3, ignore_eos=True)
+    held.gates += [door, later]
+    engine.add(held)
+    other = engine.add(make("b", [3], max_tokens=3, ignore_eos=True))
+    assert engine.scheduler.stats()["waiting_by_reason"] == {"grammar": 1, "slots": 1}
+    while engine.step():
+        pass
+    assert other.finish_reason is FinishReason.LENGTH
+    assert engine.scheduler.has_work and held.tables == []
+    door.opened = True
+    assert not engine.step()
+    assert engine.scheduler.stats()["waiting_by_reason"] == {"disk": 1}
+    later.opened = True
+    engine.finish()
+    engine.verify(held)
+
+
+def test_a_gate_that_never_opens_ends_its_request() -> None:
+    engine = Engine(64)
+    door, held = Door(), make("a", [1, 2])
+    held.gates.append(door)
+    engine.add(held)
+    door.error = ParameterError("structured", "too large")
+    assert not engine.step() and not engine.scheduler.has_work
+    (update,) = engine.scheduler.dropped()
+    assert update[:3] == (held, [], []) and (update.error, update.param) == ("too large", "structured")
+    assert held.finish_reason is FinishReason.ERROR and engine.scheduler.dropped() == []
+
+
+def test_abort_behind_a_gate() -> None:
+    engine = Engine(64)
+    held = make("a", [1, 2])
+    held.gates.append(Door())
+    engine.add(held)
+    engine.step()
+    assert engine.scheduler.abort("a") == [held]
+    assert not engine.scheduler.has_work
+    engine.scheduler.check()
 
 
 def test_what_can_never_fit_is_refused() -> None:

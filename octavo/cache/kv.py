@@ -108,9 +108,9 @@ class KvCache:
             return None
         return key if key in self._coming else None
 
-    def is_coming(self, key: Key) -> bool:
-        """Whether a running request is still about to compute this block."""
-        return key in self._coming
+    def leader(self, key: Key) -> Request | None:
+        """The running request that is still about to compute this block."""
+        return self._coming.get(key)
 
     def admit(self, request: Request, match: Match, num_tokens: int, num_reserved: int) -> bool:
         """Give the request the matched blocks, if blocks for `num_tokens` could be had beside `num_reserved` others.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import time
 
 import msgspec
@@ -10,11 +12,12 @@ from octavo.config import EngineConfig
 from octavo.engine.load import Report, load
 from octavo.engine.messages import Abort, Add, Progress, Stats, StepOutput
 from octavo.request import FinishReason, ParameterError, Request
-from octavo.sched.scheduler import Scheduler, Update
+from octavo.sched.live import Update
+from octavo.sched.scheduler import Scheduler
 
 
 class Engine:
-    """Not thread-safe. `add` and `abort` may be called between steps."""
+    """Not thread-safe, but for `wake`. `add` and `abort` may be called between steps."""
 
     def __init__(self, config: EngineConfig, report: Report | None = None, epoch: int = 1) -> None:
         """Load the model. report(phase, done, total) is told how far. epoch: names this life in what is sent.
@@ -31,6 +34,11 @@ class Engine:
         self._ended: list[Progress] = []  # of requests that ended outside of a step
         self._steps = 0
         self._step_seconds = 0.0
+        self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable after `wake`, until the next step
+
+    def __del__(self) -> None:
+        if hasattr(self, "wakeup"):
+            os.close(self.wakeup)
 
     def add(self, add: Add) -> None:
         """Queue the choices of a request. Raises ParameterError where it can never be served."""
@@ -59,19 +67,38 @@ class Engine:
         for choice in range(add.params.n):
             self._ended.append(
                 Progress(
-                    add.id, choice, 0, [], [], 0, finish_reason=FinishReason.ERROR, error=f"{error.param}: {error}"
+                    add.id,
+                    choice,
+                    0,
+                    [],
+                    [],
+                    0,
+                    finish_reason=FinishReason.ERROR,
+                    error=f"{error.param}: {error}",
+                    param=error.param,
                 )
             )
 
+    def wake(self) -> None:
+        """A gate has opened. From any thread."""
+        os.eventfd_write(self.wakeup, 1)
+
+    def wait(self, seconds: float) -> None:
+        """Until `wake`, or for so long: after a step that was None though requests are live."""
+        select.select([self.wakeup], [], [], seconds)
+
     @property
     def has_work(self) -> bool:
+        """Requests are live or have ended unheard. Where all of them wait for gates, `step` gives None."""
         return bool(self._ended) or self._scheduler.has_work
 
     def step(self) -> StepOutput | None:
         """Compute one step. None when there was nothing to do or to tell."""
         started = time.perf_counter()
-        ended, self._ended = self._ended, []
+        self._sleep_again()
         step = self._scheduler.schedule()
+        ended, self._ended = self._ended, []
+        ended += map(_progress, self._scheduler.dropped())
         if step is None:
             return StepOutput(self._epoch, ended, self.stats()) if ended else None
         result = self._program.run(self._batches.build(step)).result()
@@ -79,6 +106,13 @@ class Engine:
         self._steps += 1
         self._step_seconds += time.perf_counter() - started
         return StepOutput(self._epoch, ended + [_progress(u) for u in updates], self.stats())
+
+    def _sleep_again(self) -> None:
+        """Before gates are looked at, so that none opens unseen."""
+        try:
+            os.eventfd_read(self.wakeup)
+        except BlockingIOError:
+            pass
 
     def stats(self) -> Stats:
         return Stats(steps=self._steps, step_seconds=self._step_seconds, **self._scheduler.stats())
@@ -98,4 +132,5 @@ def _progress(update: Update) -> Progress:
         request.finish_reason,
         request.prompt_logprobs if first else [],
         update.error,
+        update.param,
     )

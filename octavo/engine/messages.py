@@ -59,6 +59,8 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     prompt_logprobs: list[TokenLogprobs] = []  # for prompt tokens 1.., sent once, with the first token
     error: str | None = None  # why, when finish_reason is ERROR
+    param: str | None = None  # the field at fault, where the error is the client's
+    logprob: float | None = None  # of all tokens together, with the whole answer of a beam search
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
     num_running: int = 0
     num_waiting: int = 0
+    waiting_by_reason: dict[str, int] = {}  # "slots", "blocks", "budget", or what the gate of a request says
     kv_blocks_total: int = 0
     kv_blocks_held: int = 0  # distinct blocks that live requests refer to
     kv_blocks_cached: int = 0  # blocks that only the prefix index keeps

@@ -44,9 +44,12 @@ class Channel:
     def send(self, event: StepOutput | Ready | Failed) -> None:
         self._events.send(self._encoder.encode(event), zmq.NOBLOCK)
 
-    def wait(self, milliseconds: int) -> None:
-        """Until a command is there."""
-        self._commands.poll(milliseconds)
+    def wait(self, milliseconds: int, wakeup: int) -> None:
+        """Until a command is there, or something to read at the descriptor `wakeup`."""
+        poller = zmq.Poller()
+        poller.register(self._commands, zmq.POLLIN)
+        poller.register(wakeup, zmq.POLLIN)
+        poller.poll(milliseconds)
 
     def receive(self) -> Command | None:
         """The next command that is there already."""
@@ -65,9 +68,10 @@ class Channel:
 def serve(engine: Engine, channel: Channel, launch: Launch) -> None:
     """Run until Shutdown or until the parent has gone."""
     looked = 0.0
+    output: StepOutput | None = None
     while True:
-        if not engine.has_work:
-            channel.wait(IDLE_MS)
+        if output is None or not engine.has_work:
+            channel.wait(IDLE_MS, engine.wakeup)
         while (command := channel.receive()) is not None:
             if isinstance(command, Shutdown):
                 return

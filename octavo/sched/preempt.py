@@ -1,0 +1,57 @@
+"""Who gives up its blocks when there are none left, and how many are kept back so that this stays rare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from octavo.cache.blocks import BLOCK_SIZE, blocks_for
+from octavo.cache.kv import KvCache
+from octavo.sched.live import Live
+
+MAX_PREEMPTIONS = 3
+"""A request preempted this often is a victim only where all others are, too."""
+
+MAX_CAUTION = 8.0
+
+
+def victim(running: Iterable[Live], cache: KvCache) -> Live:
+    """The lowest priority, then the least lost work: computed tokens in blocks that nobody else refers to."""
+    return min(
+        running,
+        key=lambda live: (
+            live.request.num_preemptions >= MAX_PREEMPTIONS,
+            live.priority,
+            cache.num_private(live.request),
+            -live.number,
+        ),
+    )
+
+
+class Headroom:
+    """How much those who run will still grow: admission leaves it to them.
+
+    Outputs are expected to be as long as those that ended lately. A preemption shows that this was too little: what
+    is kept back doubles, and comes down again with every request that ends.
+    """
+
+    def __init__(self) -> None:
+        self._length = 0.0  # mean output in tokens
+        self._caution = 1.0
+
+    def ended(self, live: Live) -> None:
+        """A request came to its end by itself."""
+        self._length += 0.1 * (len(live.request.output_ids) - self._length)
+        self._caution = 1.0 + 0.9 * (self._caution - 1.0)
+
+    def preempted(self) -> None:
+        self._caution = min(MAX_CAUTION, 2.0 * self._caution)
+
+    def num_tokens(self, live: Live) -> int:
+        """Tokens that `live` is expected to have in the cache soon, at its end at most."""
+        request = live.request
+        growth = max(float(BLOCK_SIZE), self._length - len(request.output_ids))
+        return min(request.num_tokens + int(self._caution * growth), live.max_computed)
+
+    def num_blocks(self, live: Live) -> int:
+        """Blocks that a running request will still take."""
+        return max(0, blocks_for(self.num_tokens(live)) - len(live.request.tables[0]))
