@@ -120,6 +120,10 @@ class Backend(Protocol):
     name: str
     fusions: frozenset[str]  # fused ops it can run
 
+    def fingerprint(self) -> str:
+        """Equal where the results have equal bits, graph and weights being equal: build, machine, kernels."""
+        ...
+
     def pack(self, graph: Graph, checkpoint: Any, progress: Callable[[int, int], None] | None = None) -> Any:
         """Read every weight once, in the layout of this backend. progress(done, total) in source bytes."""
         ...

@@ -13,6 +13,7 @@ from octavo import _native
 from octavo.backends import threads
 from octavo.backends.base import F32, SMALL_T, Limits, StepBatch, StepHandle, StepResult, TraceSpan
 from octavo.backends.cpu_lower import Lowered, lower
+from octavo.backends.fingerprint import fingerprint
 from octavo.graph.fuse import fuse
 from octavo.graph.ir import Dim, DType, Graph, KvGroup, Value, WeightPart
 from octavo.graph.plan import align, plan
@@ -47,10 +48,25 @@ class CpuState:
 
     arenas: list[_native.Memory]
     num_blocks: list[int]
+    blocks: list[NDArray[np.uint8]]  # the same memory, per group [layers * kv heads, blocks, bytes]
 
     @property
     def touched_bytes(self) -> int:
         return sum(arena.touched_bytes for arena in self.arenas)
+
+    def block_bytes(self, group: int) -> int:
+        """Bytes of one block, all layers and heads of the group."""
+        return self.blocks[group][:, 0].nbytes
+
+    def read_block(self, group: int, block: int, out: NDArray[np.uint8]) -> None:
+        """Copy a block's bytes to `out` [block_bytes]. Not while a step runs that may write the block."""
+        blocks = self.blocks[group]
+        out.reshape(len(blocks), -1)[:] = blocks[:, block]
+
+    def write_block(self, group: int, block: int, data: NDArray[np.uint8]) -> None:
+        """Put back what `read_block` gave. Not while a step runs that may read or write the block."""
+        blocks = self.blocks[group]
+        blocks[:, block] = data.reshape(len(blocks), -1)
 
 
 class Done(NamedTuple):
@@ -78,6 +94,9 @@ class CpuBackend:
         self._fuse = fuse
         self._reuse = reuse
         self._poison = poison
+
+    def fingerprint(self) -> str:
+        return fingerprint(self.isa)
 
     def pack(
         self, graph: Graph, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None
@@ -116,14 +135,16 @@ class CpuBackend:
         return [len(g.layers) * g.kv_heads * _head_block_bytes(g) for g in graph.groups]
 
     def make_state(self, graph: Graph, num_blocks: Sequence[int]) -> CpuState:
-        arenas = []
-        for size, blocks in zip(self.block_bytes(graph), num_blocks, strict=True):
+        arenas, views = [], []
+        for group, size, blocks in zip(graph.groups, self.block_bytes(graph), num_blocks, strict=True):
             # Small pages: with huge ones the first block of each layer and head would take two megabytes.
             arena = _native.Memory(size * blocks, huge_pages=False)
+            view = arena.view(0, size * blocks)
             if self._poison:
-                arena.view(0, size * blocks)[:] = 0xFF
+                view[:] = 0xFF
             arenas.append(arena)
-        return CpuState(arenas, list(num_blocks))
+            views.append(view.reshape(len(group.layers) * group.kv_heads, blocks, -1))
+        return CpuState(arenas, list(num_blocks), views)
 
     def compile(self, graph: Graph, weights: CpuWeights, state: CpuState, limits: Limits) -> CpuProgram:
         graph = verify(fuse(verify(graph), self.fusions if self._fuse else ()))

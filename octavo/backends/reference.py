@@ -6,6 +6,7 @@ without a cache. Slow on purpose: no batch, no threads but numpy's own, weights 
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -268,6 +269,9 @@ class ReferenceBackend:
 
     def __init__(self, reuse: bool = True) -> None:
         self._reuse = reuse
+
+    def fingerprint(self) -> str:
+        return f"numpy {np.__version__} {platform.machine()}"
 
     def pack(self, graph: Graph, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None) -> Weights:
         """Every tensor that the graph reads, as float32."""

@@ -1,0 +1,92 @@
+"""The digest of weights, and the space of KV blocks that it is a part of."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from octavo.backends import fingerprint
+from octavo.engine import space
+from octavo.models import build_graph
+from octavo.weights import digest
+from octavo.weights.checkpoint import open_checkpoint
+from octavo.weights.digest import FileChanged, FileIdentity, weight_files, weights_digest
+
+
+def write(path: Path, content: bytes) -> FileIdentity:
+    path.write_bytes(content)
+    return FileIdentity.of(path)
+
+
+def test_content_decides(tmp_path: Path) -> None:
+    memory = tmp_path / "m" / "digests.json"
+    a, b, c = (write(tmp_path / name, content) for name, content in (("a", b"x" * 9), ("b", b"x" * 9), ("c", b"y")))
+    assert weights_digest([a], memory) == weights_digest([b], memory) != weights_digest([c], memory)
+    assert weights_digest([a, c], memory) not in (weights_digest([a], memory), weights_digest([c, a], memory))
+
+
+def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = tmp_path / "digests.json"
+    file = write(tmp_path / "a", b"weights")
+    first = weights_digest([file], memory)
+    with monkeypatch.context() as patch:
+        patch.setattr(digest, "_digest", lambda file: pytest.fail("read again"))
+        assert weights_digest([file], memory) == first
+    changed = write(tmp_path / "a", b"Weights")
+    assert weights_digest([changed], memory) != first
+    for other in ("", "[]", '{"a": 1}', "{"):
+        memory.write_text(other)
+        assert weights_digest([changed], memory) != first
+        assert len(json.loads(memory.read_text())) == 1
+
+
+def test_a_file_that_was_replaced_is_not_the_one_loaded(tmp_path: Path) -> None:
+    file = write(tmp_path / "a", b"weights")
+    write(tmp_path / "b", b"weights")
+    os.replace(tmp_path / "b", tmp_path / "a")
+    with pytest.raises(FileChanged, match="a is not the file that was loaded"):
+        weights_digest([file], tmp_path / "digests.json")
+    with pytest.raises(FileNotFoundError):
+        weights_digest([file._replace(path=str(tmp_path / "c"))], tmp_path / "digests.json")
+
+
+def test_nothing_to_remember_in(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert len(weights_digest([write(tmp_path / "a", b"x")], tmp_path / "file" / "digests.json")) == 32
+
+
+def test_whatever_changes_the_blocks_changes_the_space(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "DIGESTS", tmp_path / "digests.json")
+    checkpoint = open_checkpoint(data / "gguf" / "tiny-llama-q4_1.gguf")
+    files = weight_files(checkpoint)
+    graph = build_graph(checkpoint)
+    usual = space.kv_space(graph, "avx2 build 1", files)
+    assert usual == space.kv_space(build_graph(open_checkpoint(checkpoint.path)), "avx2 build 1", files)
+    others = [
+        space.kv_space(graph, "avx2 build 2", files),
+        space.kv_space(build_graph(checkpoint, "bf16"), "avx2 build 1", files),
+        space.kv_space(build_graph(checkpoint, "f32"), "avx2 build 1", files),
+        space.kv_space(graph, "avx2 build 1", weight_files(open_checkpoint(data / "gguf" / "tiny-llama-q8_0.gguf"))),
+    ]
+    for key, value in (("rope_theta", 9999.0), ("rms_norm_eps", 1e-3)):
+        checkpoint.config[key] = value
+        others.append(space.kv_space(build_graph(checkpoint), "avx2 build 1", files))
+    assert len({usual, *others}) == 1 + len(others)
+
+
+def test_the_fingerprint_names_version_level_and_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usual = fingerprint.fingerprint("avx2")
+    assert usual == fingerprint.fingerprint("avx2")
+    others = [fingerprint.fingerprint("generic")]
+    with monkeypatch.context() as patch:
+        patch.setattr(fingerprint, "NUMERICS_VERSION", fingerprint.NUMERICS_VERSION + 1)
+        others.append(fingerprint.fingerprint("avx2"))
+    (tmp_path / "other build").write_bytes(b"x")
+    monkeypatch.setattr(fingerprint._native, "__file__", str(tmp_path / "other build"))
+    others.append(fingerprint.fingerprint("avx2"))
+    assert len({usual, *others}) == 4
