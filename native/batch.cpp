@@ -64,6 +64,13 @@ void check_sampling(const Batch& b, const Limits& limits, int top_width) {
   }
   if (top_width > limits.vocab)
     throw std::invalid_argument("num_top is larger than the vocabulary of " + std::to_string(limits.vocab));
+  const int most_words = (limits.vocab + 31) / 32;
+  require("sampling.masks: columns", 0, in.mask_width, 0, int64_t{most_words} + 1);
+  for (int r = 0; r < b.rows; r++) require("sampling.mask_rows", r, in.mask_rows[r], -1, b.num_masks);
+  check_starts("sampling.dry_starts", in.dry_starts, b.rows, b.num_dry);
+  check_starts("sampling.chain_starts", in.chain_starts, b.rows, b.num_ops);
+  for (int i = 0; i < b.num_dry; i++) require("sampling.dry_ids", i, in.dry_ids[i], 0, limits.vocab);
+  for (int i = 0; i < b.num_ops; i++) require("sampling.chain_ops", i, in.chain_ops[i], 0, kChainOps);
   check_starts("sampling.bias_starts", in.bias_starts, b.rows, b.num_bias);
   check_starts("sampling.history_starts", in.history_starts, b.rows, b.num_history);
   for (int i = 0; i < b.num_bias; i++) require("sampling.bias_ids", i, in.bias_ids[i], 0, limits.vocab);

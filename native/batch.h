@@ -25,7 +25,7 @@ struct Batch {
   std::vector<Copies> copies;  // per KV group
   const int32_t* logit_rows;   // [R]
   SamplingArrays sampling;
-  int num_bias, num_history;  // lengths of the ragged arrays
+  int num_bias, num_history, num_masks, num_dry, num_ops;  // lengths of the ragged arrays
 };
 
 struct Limits {

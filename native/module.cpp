@@ -106,6 +106,22 @@ Batch batch_of(nb::handle batch) {
   in.history_starts = column<int32_t>(s, 14, "sampling.history_starts", rows + 1);
   in.history_ids = column<int32_t>(s, 15, "sampling.history_ids", b.num_history);
   in.history_counts = column<int32_t>(s, 16, "sampling.history_counts", b.num_history);
+  in.mask_rows = column<int32_t>(s, 17, "sampling.mask_rows", rows);
+  const auto masks = array_of<uint32_t, 2>(nb::object(s[18]), "sampling.masks");
+  in.masks = masks.data();
+  in.mask_width = static_cast<int>(masks.shape(1));
+  b.num_masks = static_cast<int>(masks.shape(0));
+  b.num_dry = length(s, 20);
+  in.dry_starts = column<int32_t>(s, 19, "sampling.dry_starts", rows + 1);
+  in.dry_ids = column<int32_t>(s, 20, "sampling.dry_ids", b.num_dry);
+  in.dry_values = column<float>(s, 21, "sampling.dry_values", b.num_dry);
+  b.num_ops = length(s, 23);
+  in.chain_starts = column<int32_t>(s, 22, "sampling.chain_starts", rows + 1);
+  in.chain_ops = column<int32_t>(s, 23, "sampling.chain_ops", b.num_ops);
+  const auto values = array_of<float, 2>(nb::object(s[24]), "sampling.chain_values");
+  if (static_cast<int>(values.shape(0)) != b.num_ops || values.shape(1) != 2)
+    throw std::invalid_argument("sampling.chain_values must have two columns and a row per operation");
+  in.chain_values = values.data();
   return b;
 }
 

@@ -27,19 +27,35 @@ struct Row {
     x[id] = value;
   }
 
-  void penalize() {
+  bool has_chain() const { return in.chain_starts[r] < in.chain_starts[r + 1]; }
+
+  // x becomes a copy in which only the tokens of the mask are left.
+  void apply_mask() {
+    if (in.mask_rows[r] < 0) return;
+    const uint32_t* mask = in.masks + int64_t{in.mask_rows[r]} * in.mask_width;
+    float* y = scratch.masked.data();
+    for (int word = 0, i = 0; i < vocab; word++) {
+      const uint32_t bits = word < in.mask_width ? mask[word] : 0;
+      const int stop = std::min(vocab, i + 32);
+      if (bits == 0) std::fill(y + i, y + stop, -kInf);
+      else if (bits == UINT32_MAX) std::copy(x + i, x + stop, y + i);
+      else
+        for (int j = i; j < stop; j++) y[j] = bits >> (j - i) & 1 ? x[j] : -kInf;
+      i = stop;
+    }
+    x = y;
+  }
+
+  void add_bias() {
     for (int i = in.bias_starts[r]; i < in.bias_starts[r + 1]; i++)
       set(in.bias_ids[i], x[in.bias_ids[i]] + in.bias_values[i]);
-    const float repetition = in.repetition[r];
-    for (int i = in.history_starts[r]; i < in.history_starts[r + 1]; i++) {
-      float y = x[in.history_ids[i]];
-      y = y > 0 ? y / repetition : y * repetition;
-      if (in.history_counts[i] > 0) {
-        y -= in.presence[r];
-        y -= in.frequency[r] * static_cast<float>(in.history_counts[i]);
-      }
-      set(in.history_ids[i], y);
-    }
+  }
+
+  void penalize() {
+    for (int i = in.history_starts[r]; i < in.history_starts[r + 1]; i++)
+      set(in.history_ids[i], penalized(in, r, x[in.history_ids[i]], in.history_counts[i]));
+    for (int i = in.dry_starts[r]; i < in.dry_starts[r + 1]; i++)
+      set(in.dry_ids[i], x[in.dry_ids[i]] - in.dry_values[i]);
   }
 
   void restore() {
@@ -163,6 +179,10 @@ struct Row {
     LogitMax top;
     kernels.logit_max(x, vocab, top);
     if (!top.valid) return -1;
+    if (has_chain()) {
+      if (x != scratch.masked.data()) std::copy(x, x + vocab, scratch.masked.data());
+      return draw_by_chain(kernels, in, r, scratch.masked.data(), vocab, scratch);
+    }
     const float temperature = in.temperature[r];
     if (temperature == 0 || in.top_k[r] == 1) return top.argmax;
     const float inverse = std::min(1 / temperature, kMaxInverseTemperature);
@@ -190,7 +210,12 @@ struct Row {
 
 void sample_row(const Kernels& kernels, const SamplingArrays& in, int r, float* logits, int vocab,
                 SampleScratch& scratch, const SampledArrays& out) {
-  if (scratch.ids.size() < static_cast<size_t>(vocab)) scratch.ids.resize(vocab);
+  if (scratch.ids.size() < static_cast<size_t>(vocab)) {
+    scratch.ids.resize(vocab);
+    scratch.masked.resize(vocab);
+    scratch.places.resize(vocab);
+    scratch.candidates.reserve(vocab);
+  }
   Row row{kernels, in, r, logits, vocab, scratch};
   out.token_ids[r] = -1;
   out.logprobs[r] = 0;
@@ -207,9 +232,12 @@ void sample_row(const Kernels& kernels, const SamplingArrays& in, int r, float* 
     }
   }
   if (token < 0) {
-    row.penalize();
+    row.apply_mask();
+    row.add_bias();
+    if (!row.has_chain()) row.penalize();
     token = row.draw();
     row.restore();
+    row.x = logits;
   }
   if (token < 0) {
     out.invalid[r] = 1;

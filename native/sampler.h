@@ -27,7 +27,20 @@ struct SamplingArrays {
   const int32_t* history_starts;
   const int32_t* history_ids;
   const int32_t* history_counts;
+  const int32_t* mask_rows;  // -1: none
+  const uint32_t* masks;     // [G][mask_width], bit set: allowed; ids from 32 * mask_width on are not
+  int mask_width;
+  const int32_t* dry_starts;
+  const int32_t* dry_ids;
+  const float* dry_values;  // subtracted after the penalties
+  const int32_t* chain_starts;
+  const int32_t* chain_ops;   // ChainOp
+  const float* chain_values;  // [C][2]
 };
+
+// Samplers in an order of their own: sampling/chain.py has the same numbers, definition.py what each does.
+enum class ChainOp : int32_t { Penalties, Dry, Temperature, TopNSigma, TopK, MinP, Typical, TopP, Xtc };
+constexpr int kChainOps = 9;
 
 // The arrays of backends.base.StepResult; row r of the tables starts at r * top_width.
 struct SampledArrays {
@@ -42,13 +55,33 @@ struct SampledArrays {
 
 // Work space of one thread; grows to the vocabulary once.
 struct SampleScratch {
+  struct Candidate {
+    int32_t id;
+    float x;
+  };
   std::vector<int32_t> ids;
   std::vector<std::pair<int32_t, float>> saved;  // logits to put back
+  std::vector<float> masked;                     // [vocab] logits behind a mask
+  std::vector<Candidate> candidates;             // of a chain
+  std::vector<int32_t> places;                   // [vocab] index of a token among the candidates, if it is one
 };
 
 // Draws (or scores the target of) row r from logits[vocab] into row r of out. The logits are changed meanwhile, and are
 // as before on return. Ids in the arrays are < vocab; num_top <= top_width. Allocates only while the scratch grows.
 void sample_row(const Kernels& kernels, const SamplingArrays& in, int r, float* logits, int vocab,
                 SampleScratch& scratch, const SampledArrays& out);
+
+// Draws for row r, which has a chain, from logits x[vocab] with mask and bias applied: finite greatest, no NaN. Changes x.
+int draw_by_chain(const Kernels& kernels, const SamplingArrays& in, int r, float* x, int vocab, SampleScratch& scratch);
+
+// x as the penalties of row r leave it, for a token with `count` occurrences in the output.
+inline float penalized(const SamplingArrays& in, int r, float x, int count) {
+  x = x > 0 ? x / in.repetition[r] : x * in.repetition[r];
+  if (count > 0) {
+    x -= in.presence[r];
+    x -= in.frequency[r] * static_cast<float>(count);
+  }
+  return x;
+}
 
 }  // namespace octavo

@@ -11,16 +11,27 @@ from the prefix index when the request was (last) admitted.
 from __future__ import annotations
 
 import enum
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from numbers import Integral, Real
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MAX_LOGPROBS = 32
 """Most alternatives per position a request may ask for: the width of the native result table."""
 
+MAX_STRUCTURED = 2**20
+"""Characters of a schema or grammar."""
+
 MAX_STOPS = 64
 MAX_N = 128
+DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
 class ParameterError(ValueError):
@@ -46,6 +57,33 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
     start: int | None  # an answer that begins with this token thinks; None: the prompt has begun to
     end: int  # the token that ends it
     budget: int | None = None  # tokens between the two, after which `end` is forced; None: as many as it wants
+
+
+class Structured(msgspec.Struct, frozen=True):
+    """What the text of an output must be: a schema or grammar, compiled by llguidance (`octavo.grammar`)."""
+
+    kind: Literal["json_schema", "regex", "choice", "lark", "gbnf"]
+    text: str  # choice: a JSON list of texts
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("json_schema", "regex", "choice", "lark", "gbnf"):
+            raise ParameterError("structured", f"structured has no kind {self.kind!r:.40}")
+        if not isinstance(self.text, str) or not self.text.strip():
+            raise ParameterError("structured", f"the {self.kind} is empty")
+        if len(self.text) > MAX_STRUCTURED:
+            raise ParameterError(
+                "structured", f"the {self.kind} has {len(self.text)} characters; at most {MAX_STRUCTURED} are read"
+            )
+
+    @staticmethod
+    def json_schema(schema: Mapping[str, Any] | bool) -> Structured:
+        """JSON that a schema (draft 2020-12) validates. Properties come in the order of the schema."""
+        return Structured("json_schema", json.dumps(schema, ensure_ascii=False))
+
+    @staticmethod
+    def choice(choices: Sequence[str]) -> Structured:
+        """One of these texts."""
+        return Structured("choice", json.dumps(list(choices), ensure_ascii=False))
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +116,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    allowed_token_ids: list[int] | None = None  # nothing else is drawn
+    bad_words: list[str] = []  # texts that the output must not have
+    bad_word_ids: list[list[int]] = []  # the same as sequences of tokens; `text.words.resolve` makes them of bad_words
+    repeat_last_n: int = -1  # tokens that the three penalties look back; -1: all, 0: none
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0  # keeps logits within so many standard deviations of the greatest; <= 0: all
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0  # temperature - range for sure draws to temperature + range for open ones
+    dynatemp_exponent: float = 1.0
+    dry_multiplier: float = 0.0  # 0: no DRY
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1  # tokens that DRY looks back; -1: all
+    dry_sequence_breakers: list[str] | None = None  # texts over which no repetition reaches; None: DRY_BREAKERS
+    dry_breaker_ids: list[list[int]] = []  # the same as sequences of tokens; made by `text.words.resolve`
+    samplers: list[str] | None = None  # those that apply, in their order; None: the usual order
+    structured: Structured | None = None  # what the text must be; behind the reasoning, where there is any
     reasoning: Reasoning | None = None  # what the chat template says; set by the server and by LLM.chat
 
     def __post_init__(self) -> None:
@@ -88,12 +144,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 continue
             if not (low <= value <= high):  # also false for NaN
                 raise ParameterError(name, f"{name} must be between {low} and {high}, got {value}")
-        if self.top_p <= 0:
-            raise ParameterError("top_p", f"top_p must be above 0 and at most 1, got {self.top_p}")
-        if len(self.stop) > MAX_STOPS or len(self.stop_token_ids) > MAX_STOPS:
-            raise ParameterError("stop", f"at most {MAX_STOPS} stop strings and {MAX_STOPS} stop token ids")
+        for name in ("top_p", "typical_p"):
+            if getattr(self, name) <= 0:
+                raise ParameterError(name, f"{name} must be above 0 and at most 1, got {getattr(self, name)}")
+        for name, most in _MOST_ITEMS.items():
+            if len(getattr(self, name) or ()) > most:
+                raise ParameterError(name, f"{name} has {len(getattr(self, name))} items; at most {most} are allowed")
         if any(not s for s in self.stop):
             raise ParameterError("stop", "a stop string must not be empty")
+        if any(not word.strip() for word in self.bad_words):
+            raise ParameterError("bad_words", "bad_words must not be empty texts")
+        if self.allowed_token_ids == []:
+            raise ParameterError("allowed_token_ids", "allowed_token_ids is empty: at least one token must be allowed")
+        self._check_samplers()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ParameterError("min_tokens", f"min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}")
         for token, bias in (self.logit_bias or {}).items():
@@ -109,6 +172,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def num_candidates(self) -> int:
         """Choices that are generated; with beam search the beam width."""
         return self.n if self.best_of is None else self.best_of
+
+    def candidates(self) -> SamplingParams:
+        """What the engine is asked for: each candidate as a choice, scored where they compete. Beams are its own."""
+        if self.best_of is None or self.use_beam_search:
+            return self
+        logprobs = 0 if self.logprobs is None and self.best_of > self.n else self.logprobs
+        return msgspec.structs.replace(self, n=self.best_of, best_of=None, logprobs=logprobs)
 
     def _check_search(self) -> None:
         """Raise ParameterError where a field asks for what beam search is not, or only beam search is."""
@@ -131,16 +201,41 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_tokens == 0:
             raise ParameterError("max_tokens", "max_tokens must be at least 1 with use_beam_search")
 
+    def _check_samplers(self) -> None:
+        """Raise ParameterError for unknown names, and where a sampler with a value of its own is left out."""
+        if self.samplers is None:
+            return
+        for i, name in enumerate(self.samplers):
+            if name not in _SAMPLERS:
+                raise ParameterError("samplers", f"samplers has {name[:40]!r}; the names are {', '.join(_SAMPLERS)}")
+            if name in self.samplers[:i]:
+                raise ParameterError("samplers", f"samplers has {name} twice")
+        for sampler, names in _SAMPLERS.items():
+            for name in names:
+                given, neutral = getattr(self, name), _DEFAULTS[name]
+                if sampler not in self.samplers and given != neutral and (name, given) != ("top_k", -1):
+                    raise ParameterError(name, f"{name} is {given}, but samplers does not name {sampler}")
+
     def _check_types(self) -> None:
         """Raise ParameterError for a value of another kind than its field. What is as good becomes what the field says."""
         given: Any
-        for name, kind, article in (("stop", str, "texts"), ("stop_token_ids", Integral, "token ids")):
+        for name, kind, article in _LISTS:
             given = getattr(self, name)
+            if given is None and name in _OPTIONAL:
+                continue
             if name == "stop" and isinstance(given, str):  # what users of every other engine write
                 given = [given]
             if not isinstance(given, list | tuple | None) or not all(_is(kind, item) for item in given or ()):
                 raise ParameterError(name, f"{name} must be a list of {article}, got {given!r:.80}")
-            msgspec.structs.force_setattr(self, name, list(given or ()))
+            msgspec.structs.force_setattr(self, name, [int(item) if kind is Integral else item for item in given or ()])
+        for name in ("bad_word_ids", "dry_breaker_ids"):
+            given = getattr(self, name)
+            if not isinstance(given, list) or not all(
+                isinstance(s, list) and s and all(_is(int, t) for t in s) for s in given
+            ):
+                raise ParameterError(name, f"{name} must be a list of lists of token ids, got {given!r:.80}")
+        if not isinstance(self.structured, Structured | None):
+            raise ParameterError("structured", f"structured must be a Structured, got {self.structured!r:.80}")
         given = self.logit_bias
         if given is not None and not (
             isinstance(given, dict) and all(_is(Integral, token) and _is(Real, bias) for token, bias in given.items())
@@ -159,9 +254,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             if not isinstance(given, int | float):  # numpy's
                 msgspec.structs.force_setattr(self, name, number(given))
 
-    def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise ParameterError where a token id is outside of the vocabulary, or more alternatives than it has are asked."""
-        for param, ids in (("logit_bias", self.logit_bias or ()), ("stop_token_ids", self.stop_token_ids)):
+    def check_vocabulary(self, vocab_size: int, eos_ids: frozenset[int] = frozenset()) -> None:
+        """Raise ParameterError where a token id is outside of the vocabulary, more alternatives than it has are asked, or
+        what is allowed and what is banned leave no token to draw.
+        """
+        named: tuple[tuple[str, Iterable[int]], ...] = (
+            ("logit_bias", self.logit_bias or ()),
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+            ("bad_word_ids", chain.from_iterable(self.bad_word_ids)),
+            ("dry_breaker_ids", chain.from_iterable(self.dry_breaker_ids)),
+        )
+        for param, ids in named:
             for token in ids:
                 if not 0 <= token < vocab_size:
                     raise ParameterError(
@@ -170,13 +274,60 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for param, wanted in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if wanted is not None and wanted > vocab_size:
                 raise ParameterError(param, f"{param} is {wanted}; the vocabulary has {vocab_size} tokens")
+        banned = {sequence[-1] for sequence in self.bad_word_ids}
+        if not self._leaves(banned, vocab_size):
+            raise ParameterError("bad_words", "bad_words and allowed_token_ids leave no token to draw")
+        ends = set(self.stop_token_ids) | (set() if self.ignore_eos else eos_ids)
+        if self.min_tokens and not self._leaves(banned | ends, vocab_size):
+            raise ParameterError("min_tokens", "min_tokens holds back the end tokens, and nothing else is allowed")
+
+    def _leaves(self, banned: set[int], vocab_size: int) -> bool:
+        """Whether a token is left that may be drawn."""
+        allowed = self.allowed_token_ids
+        return len(banned) < vocab_size if allowed is None else not banned.issuperset(allowed)
 
 
 def _is(kind: type, value: object) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-_OPTIONAL = ("best_of", "seed", "max_tokens", "logprobs", "prompt_logprobs")  # null has a meaning
+_LISTS: tuple[tuple[str, type[Any], str], ...] = (
+    ("stop", str, "texts"),
+    ("stop_token_ids", Integral, "token ids"),
+    ("allowed_token_ids", Integral, "token ids"),
+    ("bad_words", str, "texts"),
+    ("dry_sequence_breakers", str, "texts"),
+    ("samplers", str, "names"),
+)
+_MOST_ITEMS = {
+    "stop": MAX_STOPS,
+    "stop_token_ids": MAX_STOPS,
+    "bad_words": MAX_STOPS,
+    "dry_sequence_breakers": MAX_STOPS,
+}
+_SAMPLERS: dict[str, tuple[str, ...]] = {
+    "penalties": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    "dry": ("dry_multiplier",),
+    "top_n_sigma": ("top_n_sigma",),
+    "top_k": ("top_k",),
+    "typ_p": ("typical_p",),
+    "top_p": ("top_p",),
+    "min_p": ("min_p",),
+    "xtc": ("xtc_probability",),
+    "temperature": ("temperature", "dynatemp_range"),
+}
+"""llama.cpp's names of the samplers, and the fields that each takes."""
+
+_OPTIONAL = (
+    "allowed_token_ids",
+    "samplers",
+    "dry_sequence_breakers",
+    "best_of",
+    "seed",
+    "max_tokens",
+    "logprobs",
+    "prompt_logprobs",
+)  # null has a meaning
 
 _OF_SEARCH = frozenset({
     "n", "best_of", "use_beam_search", "length_penalty", "early_stopping", "temperature", "seed", "stop_token_ids",
@@ -197,11 +348,25 @@ _BOUNDS: tuple[tuple[str, type[int] | type[float], float, float], ...] = (
     ("frequency_penalty", float, -2, 2),
     ("repetition_penalty", float, 0.01, 100),
     ("seed", int, -(2**63), 2**64 - 1),
+    ("repeat_last_n", int, -1, 2**31 - 1),
+    ("typical_p", float, 0, 1),
+    ("top_n_sigma", float, -1, 1000),
+    ("xtc_probability", float, 0, 1),
+    ("xtc_threshold", float, 0, 1),
+    ("dynatemp_range", float, 0, 100),
+    ("dynatemp_exponent", float, 0, 100),
+    ("dry_multiplier", float, 0, 100),
+    ("dry_base", float, 0, 100),
+    ("dry_allowed_length", int, 0, 2**31 - 1),
+    ("dry_penalty_last_n", int, -1, 2**31 - 1),
     ("max_tokens", int, 0, 2**31 - 1),
     ("min_tokens", int, 0, 2**31 - 1),
     ("logprobs", int, 0, MAX_LOGPROBS),
     ("prompt_logprobs", int, 0, MAX_LOGPROBS),
 )
+
+
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -236,6 +401,29 @@ class Gate(Protocol):
         """Cheap, for it is called before each step. Raises ParameterError where the gate will never open."""
 
 
+class Constraint(Protocol):
+    """Which tokens may come next, as a function of the output so far: see `sched.constraint`."""
+
+    def words(self) -> NDArray[np.uint32] | None:
+        """Bits of the tokens that may be drawn next, id i in bit i % 32 of word i // 32; None: any. Valid until the
+        output grows."""
+
+    def forced(self) -> int | None:
+        """The token that any draw would give, where only one is left."""
+
+    @property
+    def holds_ends(self) -> bool:
+        """Whether `words` has cleared, as far as it can, the tokens that end the output too early."""
+
+    @property
+    def ended(self) -> bool:
+        """Nothing may follow: the output is complete."""
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing can be drawn."""
+
+
 class Request:
     """One choice of one client request: the unit the scheduler works on.
 
@@ -244,8 +432,9 @@ class Request:
     """
 
     __slots__ = (
-        "arrival", "choice", "eos_ids", "finish_reason", "gates", "id", "num_cached", "num_computed", "num_preemptions",
-        "output_ids", "params", "prompt_ids", "prompt_logprobs", "seed", "stop_ids", "tables", "terms",
+        "arrival", "choice", "constraint", "eos_ids", "finish_reason", "gates", "id", "num_cached", "num_computed",
+        "num_preemptions", "output_ids", "params", "prompt_ids", "prompt_logprobs", "seed", "stop_ids", "tables",
+        "terms",
     )  # fmt: skip
 
     def __init__(
@@ -264,6 +453,7 @@ class Request:
         self.terms = terms
         self.arrival = arrival  # seconds, monotonic clock of the engine
         self.gates: list[Gate] = []  # it does not run before all are open
+        self.constraint: Constraint | None = None
         self.num_cached = 0
         self.num_computed = 0
         self.num_preemptions = 0

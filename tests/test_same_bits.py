@@ -93,6 +93,23 @@ def request_pool(vocab_size: int, count: int) -> list[Add]:
                 "frequency_penalty": rng.choice([0.0, 0.3]),
                 "n": rng.choice([1, 1, 2, 3]),
             }
+        if options and i % 3 == 0:
+            options |= {
+                "typical_p": rng.choice([1.0, 0.8]),
+                "top_n_sigma": rng.choice([-1.0, 1.5]),
+                "xtc_probability": rng.choice([0.0, 0.5]),
+                "dynatemp_range": rng.choice([0.0, 0.3]),
+                "dry_multiplier": rng.choice([0.0, 0.8]),
+                "repeat_last_n": rng.choice([-1, 30]),
+                "bad_word_ids": rng.choice([[], [[3], [4, 5]]]),
+                "allowed_token_ids": rng.choice([None, list(range(0, vocab_size, 2))]),
+                "samplers": rng.choice(
+                    [
+                        None,
+                        ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+                    ]
+                ),
+            }
         params = SamplingParams(
             **{"temperature": 0.0, **options},
             max_tokens=rng.choice([100, 140]) if growing else rng.choice([1, 8, 24]),

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from octavo.backends.base import SamplingArrays
 from octavo.request import ParameterError, SamplingParams
 from octavo.sampling.definition import (
     Row,
+    biased,
     draw,
     gumbel,
     kept,
@@ -155,7 +157,7 @@ def test_tiny_temperature_is_greedy() -> None:
 def test_bias_and_penalties() -> None:
     x = np.array([2, -2, 1, 0.5], np.float32)
     row = Row(repetition=2, presence=0.25, frequency=0.5, bias=((3, 1.5), (3, 1.0)), history=((0, 0), (1, 3), (3, 1)))
-    assert penalized(x, row).tolist() == [1, -4 - 0.25 - 1.5, 1, 3 / 2 - 0.25 - 0.5]
+    assert penalized(biased(x, row), row).tolist() == [1, -4 - 0.25 - 1.5, 1, 3 / 2 - 0.25 - 0.5]
     assert x.tolist() == [2, -2, 1, 0.5]
 
 
@@ -209,6 +211,7 @@ def arrays(rows: int) -> SimpleNamespace:
         history_starts=np.array([0, 0] + [1] * (rows - 1), np.int32),
         history_ids=np.array([2], np.int32),
         history_counts=np.array([4], np.int32),
+        **SamplingArrays.extras(rows),
     )
 
 

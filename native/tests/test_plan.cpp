@@ -162,10 +162,16 @@ struct Sequence {
             rows.data(),
             {},
             0,
+            0,
+            0,
+            0,
             0};
-    b.sampling = {zeros.data(), izeros.data(), ones.data(),      zeros.data(),  ones.data(), zeros.data(),
-                  zeros.data(), keys.data(),   positions.data(), izeros.data(), none.data(), izeros.data(),
-                  nullptr,      nullptr,       izeros.data(),    nullptr,       nullptr};
+    b.sampling = {zeros.data(),  izeros.data(), ones.data(), zeros.data(),     ones.data(),
+                  zeros.data(),  zeros.data(),  keys.data(), positions.data(), izeros.data(),
+                  none.data(),   izeros.data(), nullptr,     nullptr,          izeros.data(),
+                  nullptr,       nullptr,       none.data(), nullptr,          0,
+                  izeros.data(), nullptr,       nullptr,     izeros.data(),    nullptr,
+                  nullptr};
     std::vector<int32_t> tokens(count), ranks(count);
     std::vector<float> logprobs(count);
     std::vector<uint8_t> invalid(count);

@@ -146,6 +146,10 @@ struct Settings {
   int top_k = 0, num_top = 5, target = -1;
   std::vector<std::pair<int, float>> bias;
   std::vector<std::pair<int, int>> history;
+  std::vector<uint32_t> mask;  // none where empty
+  std::vector<std::pair<int, float>> dry;
+  std::vector<ChainOp> chain;
+  float chain_values[2] = {};  // of all of them
 };
 
 struct Result {
@@ -162,6 +166,16 @@ Result run(const Kernels& k, std::vector<float>& x, const Settings& s, uint64_t 
   for (auto [id, c] : s.history) history_ids.push_back(id), history_counts.push_back(c);
   const int32_t bias_starts[] = {0, static_cast<int32_t>(s.bias.size())},
                 history_starts[] = {0, static_cast<int32_t>(s.history.size())};
+  const int32_t mask_row = s.mask.empty() ? -1 : 0;
+  std::vector<int32_t> dry_ids, chain_ops;
+  std::vector<float> dry_values, chain_values;
+  for (auto [id, v] : s.dry) dry_ids.push_back(id), dry_values.push_back(v);
+  for (ChainOp op : s.chain) {
+    chain_ops.push_back(static_cast<int32_t>(op));
+    chain_values.insert(chain_values.end(), s.chain_values, s.chain_values + 2);
+  }
+  const int32_t dry_starts[] = {0, static_cast<int32_t>(s.dry.size())},
+                chain_starts[] = {0, static_cast<int32_t>(s.chain.size())};
   const SamplingArrays in{&s.temperature,
                           &s.top_k,
                           &s.top_p,
@@ -178,7 +192,16 @@ Result run(const Kernels& k, std::vector<float>& x, const Settings& s, uint64_t 
                           bias_values.data(),
                           history_starts,
                           history_ids.data(),
-                          history_counts.data()};
+                          history_counts.data(),
+                          &mask_row,
+                          s.mask.data(),
+                          static_cast<int>(s.mask.size()),
+                          dry_starts,
+                          dry_ids.data(),
+                          dry_values.data(),
+                          chain_starts,
+                          chain_ops.data(),
+                          chain_values.data()};
   const int width = std::max(0, s.num_top);
   Result out{0, 0, 0, 0, std::vector<int32_t>(width + 1, -7), std::vector<float>(width + 1, -7)};
   uint8_t invalid = 9;
@@ -330,6 +353,45 @@ void test_rows(const Kernels& k) {
   std::printf("sample_row\n");
 }
 
+// What every sampler keeps is held against the definition in tests/test_samplers.py; here: masks, and odd sizes.
+void test_masks_and_chains(const Kernels& k) {
+  for (int n : kSizes) {
+    std::vector<float> x = random_logits(n, 3, n + 7);
+    Settings s;
+    s.temperature = 0;
+    s.num_top = -1;
+    s.mask.assign(static_cast<size_t>(n + 31) / 32, UINT32_MAX);  // bits past the vocabulary mean nothing
+    const int best = static_cast<int>(std::max_element(x.begin(), x.end()) - x.begin());
+    CHECK(run(k, x, s, 1, 1).token == best);
+    s.mask.assign(s.mask.size(), 0);
+    s.mask[static_cast<size_t>(n - 1) / 32] = 1u << (n - 1) % 32;
+    CHECK(run(k, x, s, 1, 1).token == n - 1);
+    if (n > 32) {
+      s.mask.resize(1);
+      s.mask[0] = 1u << 31;
+      CHECK(run(k, x, s, 1, 1).token == 31);
+      s.mask[0] = 0;
+      CHECK(run(k, x, s, 1, 1).invalid);
+    }
+    Settings dry;
+    dry.temperature = 0;
+    dry.dry = {{best, 1e30f}};
+    if (n > 1) CHECK(run(k, x, dry, 1, 1).token != best);
+    for (int op = 0; op < kChainOps; op++) {  // neutral, they change no draw
+      Settings chained;
+      chained.num_top = -1;
+      chained.chain = {static_cast<ChainOp>(op)};
+      chained.chain_values[0] = static_cast<ChainOp>(op) == ChainOp::TopNSigma ? 1e6f
+                                : static_cast<ChainOp>(op) == ChainOp::Typical ? 2.f
+                                                                               : 0.f;
+      CHECK(run(k, x, chained, 9, n).token == run(k, x, Settings{}, 9, n).token);
+      chained.bias = {{best, -kInf}};
+      CHECK(n == 1 ? run(k, x, chained, 9, n).invalid == 1 : run(k, x, chained, 9, n).token != best);
+    }
+  }
+  std::printf("masks and chains\n");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -339,6 +401,7 @@ int main(int argc, char** argv) {
     test_draw(*k);
     test_truncation(*k);
     test_rows(*k);
+    test_masks_and_chains(*k);
   }
   return check::finish();
 }

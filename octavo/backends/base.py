@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
+U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 
 BLOCK_SIZE = 16
@@ -58,6 +59,27 @@ class SamplingArrays(NamedTuple):
     history_starts: I32  # [R+1]  only rows with penalties have entries
     history_ids: I32  # distinct tokens of prompt and output
     history_counts: I32  # occurrences in the output (0: only in the prompt)
+    mask_rows: I32  # [R] row of masks; -1: none
+    masks: U32  # [G, W <= ceil(vocab / 32)] bit i % 32 of word i // 32: token i may be drawn; ids past 32 W may not
+    dry_starts: I32  # [R+1]
+    dry_ids: I32
+    dry_values: F32  # subtracted after the penalties
+    chain_starts: I32  # [R+1]  rows without a chain have the usual order
+    chain_ops: I32  # sampling.chain.Op
+    chain_values: F32  # [C, 2]
+
+    @staticmethod
+    def extras(num_rows: int) -> dict[str, Any]:
+        """The fields from `mask_rows` on for rows that have none of them."""
+        starts = np.zeros(num_rows + 1, np.int32)
+        return {
+            "mask_rows": np.full(num_rows, -1, np.int32), "masks": _NO_MASKS, "dry_starts": starts, "dry_ids": _NO_IDS,
+            "dry_values": _NO_VALUES, "chain_starts": starts, "chain_ops": _NO_IDS, "chain_values": _NO_PAIRS,
+        }  # fmt: skip
+
+
+_NO_MASKS, _NO_IDS = np.zeros((0, 0), np.uint32), np.zeros(0, np.int32)
+_NO_VALUES, _NO_PAIRS = np.zeros(0, np.float32), np.zeros((0, 2), np.float32)
 
 
 class StepBatch(NamedTuple):

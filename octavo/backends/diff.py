@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from octavo.backends import reference_ops as meaning
 from octavo.backends.base import BLOCK_SIZE, Backend, Limits, Program, SamplingArrays, StepBatch
-from octavo.backends.reference import Interpreter, PagedState, ReferenceBackend, Weights
+from octavo.backends.reference import Interpreter, PagedState, ReferenceBackend, Weights, first_seen
 from octavo.graph import ops
 from octavo.graph.ir import DType, Graph, Kind, Node, Value
 from octavo.weights.spec import Checkpoint
@@ -27,7 +27,7 @@ F64 = NDArray[np.float64]
 
 C = 4.0
 U32 = 2.0**-24
-U_KV = {DType.BF16: 2.0**-8, DType.F32: U32}  # bf16 has 8 significant bits
+U_KV = {DType.BF16: 2.0**-8, DType.F32: U32, DType.I8: U32}  # of probabilities; bf16 has 8 significant bits
 EXP_ERROR = 4e-7
 """Relative error of a kernel's exponential (native/math.inl: 2e-7), twice."""
 
@@ -75,7 +75,7 @@ def diff(
 
     `backend` must not fuse or reuse memory; its program must be Readable. `report` is told of every node.
     """
-    steps = example_steps(graph.vocab_size) if steps is None else steps
+    steps = example_steps(graph.vocab_size, len(graph.groups)) if steps is None else steps
     num_blocks = [1 + max(int(table.max()) for b in steps for table in b.block_tables)] * len(graph.groups)
     limits = Limits(
         max_tokens=max(len(b.token_ids) for b in steps),
@@ -170,22 +170,29 @@ def _rope(run: Interpreter, node: Node, a: ops.Rope) -> F64:
 
 
 def _attention(run: Interpreter, node: Node, a: ops.Attention) -> F64:
-    """Score error e moves a probability by e * ln 2; each probability is rounded once to the KV type."""
+    """Score error e moves a probability by e * ln 2; each probability is rounded once to the KV type.
+
+    int8: what a probability weighs is rounded to half a step of at most max|v| / 32767.
+    """
     dtype = run.graph.groups[a.group].dtype
     layer = run.graph.groups[a.group].layers.index(node.layer)
     q = run.get(node.ins[0]).reshape(-1, a.heads, a.head_dim)
+    sinks = run.get(node.ins[2]) if len(node.ins) > 2 else None
     tolerance = np.empty_like(q, np.float64)
-    for s, (first, last) in enumerate(zip(run.batch.seq_starts[:-1], run.batch.seq_starts[1:], strict=True)):
-        k, v = run.state.read(a.group, layer, run.batch, s)
-        start = int(run.batch.context_lens[s] - (last - first))
-        mean_abs = meaning.attention(q[first:last], k, np.abs(v), start, a.scale, dtype)
+    for s, (row0, row1) in enumerate(zip(run.batch.seq_starts[:-1], run.batch.seq_starts[1:], strict=True)):
+        start = int(run.batch.context_lens[s] - (row1 - row0))
+        first = first_seen(a, start)
+        k, v = run.state.read(a.group, layer, run.batch, s, first)
+        mean_abs = meaning.attention(q[row0:row1], k, np.abs(v), first, start, a, dtype, sinks)
         for head in range(a.heads):
-            keys = k[:, head // (a.heads // a.kv_heads)]
-            scaled = _norms(q[first:last, head]) * a.scale * meaning.LOG2_E
+            keys, values = (x[:, head // (a.heads // a.kv_heads)] for x in (k, v))
+            scaled = _norms(q[row0:row1, head]) * a.scale * meaning.LOG2_E
             score_error = C * U32 * np.sqrt(a.head_dim) * scaled * _norms(keys).max()
+            score_error += 8 * U32 * meaning.LOG2_E * (a.softcap + max(a.slopes, default=0) * len(keys))
             relative = 2 * np.log(2) * score_error + EXP_ERROR + C * U32 * np.sqrt(len(keys))
             relative += 2 * U_KV[dtype]  # both sides round, where they differ by a step at most
-            tolerance[first:last, head] = relative[:, None] * mean_abs[:, head]
+            steps = np.abs(values).max() / 2 / 32767 if dtype is DType.I8 else 0.0
+            tolerance[row0:row1, head] = relative[:, None] * mean_abs[:, head] + C * np.sqrt(len(keys)) * steps
     return np.asarray(tolerance.reshape(len(q), -1))
 
 
@@ -204,19 +211,24 @@ _TOLERANCES: dict[str, Callable[[Interpreter, Node, Any], F64]] = {
 # ---- steps to compare on
 
 
-def example_steps(vocab_size: int, seed: int = 0) -> list[StepBatch]:
+def example_steps(vocab_size: int, num_groups: int = 1, seed: int = 0) -> list[StepBatch]:
     """Two sequences of random ids: one prompt that fills the large plan, then its next token beside a short prompt."""
     rng = np.random.default_rng(seed)
     first, second = rng.integers(vocab_size, size=70), rng.integers(vocab_size, size=19)
     tables = {0: [1, 3, 5, 7, 9], 1: [8, 2]}
     return [
-        make_step([(first[:69], 0, tables[0])]),
-        make_step([(first[69:], 69, tables[0]), (second, 0, tables[1])]),
+        make_step([(first[:69], 0, tables[0])], num_groups),
+        make_step([(first[69:], 69, tables[0]), (second, 0, tables[1])], num_groups),
     ]
 
 
-def make_step(work: Sequence[tuple[Sequence[int] | NDArray[Any], int, Sequence[int]]]) -> StepBatch:
-    """A step of (token ids, position of the first, block table) per sequence; greedy logits of each last token."""
+def make_step(
+    work: Sequence[tuple[Sequence[int] | NDArray[Any], int, Sequence[int]]], num_groups: int = 1
+) -> StepBatch:
+    """A step of (token ids, position of the first, block table) per sequence; greedy logits of each last token.
+
+    All KV groups have the same tables.
+    """
     lengths = [len(ids) for ids, _, _ in work]
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     contexts = [start + n for (_, start, _), n in zip(work, lengths, strict=True)]
@@ -229,8 +241,8 @@ def make_step(work: Sequence[tuple[Sequence[int] | NDArray[Any], int, Sequence[i
         positions=np.concatenate([np.arange(s, s + len(ids), dtype=np.int32) for ids, s, _ in work]),
         seq_starts=starts,
         context_lens=np.array(contexts, np.int32),
-        block_tables=(table,),
-        copies=(np.zeros((0, 2), np.int32),),
+        block_tables=(table,) * num_groups,
+        copies=(np.zeros((0, 2), np.int32),) * num_groups,
         logit_rows=starts[1:] - 1,
         sampling=greedy(np.array(contexts, np.int32)),
     )
@@ -246,5 +258,5 @@ def greedy(positions: NDArray[np.int32]) -> SamplingArrays:
         temperature=zeros, top_k=ints, top_p=ones, min_p=zeros, repetition=ones, presence=zeros, frequency=zeros,
         noise_key=np.zeros(n, np.uint64), position=positions, num_top=ints, target=none, bias_starts=starts,
         bias_ids=nothing, bias_values=np.zeros(0, np.float32), history_starts=starts, history_ids=nothing,
-        history_counts=nothing,
+        history_counts=nothing, **SamplingArrays.extras(n),
     )  # fmt: skip

@@ -30,7 +30,7 @@ class Bounds(NamedTuple):
             raise ParameterError(
                 "prompt", f"the prompt has token id {bad}; the vocabulary has ids 0 to {self.vocab_size - 1}"
             )
-        add.params.check_vocabulary(self.vocab_size)
+        add.params.check_vocabulary(self.vocab_size, self.eos_ids)
         if add.params.use_beam_search:
             self._check_width(add.params)
         max_tokens = add.params.max_tokens

@@ -3,16 +3,17 @@
 One row of logits x[V] gives one token. In order, on float32 logits:
 
 1.  scores (logprob, rank, alternatives) are of the model's own distribution: log softmax of the unmodified x.
-2.  x[id] += bias, then for every token of the history: x > 0 ? x / repetition : x * repetition, then, where it
-    occurred in the output, x -= presence and x -= frequency * count.
-3.  temperature 0 or top_k 1: argmax, ties to the lowest id; nothing below applies.
-4.  truncation keeps a prefix of the order (logit descending, id ascending): the top_k first, of those the ones with
+2.  x = -inf where a mask does not allow the token, then x[id] += bias. A row with a chain goes on in `by_chain`.
+3.  for every token of the history: x > 0 ? x / repetition : x * repetition, then, where it occurred in the output,
+    x -= presence and x -= frequency * count; then x[id] -= DRY's penalties.
+4.  temperature 0 or top_k 1: argmax, ties to the lowest id; nothing below applies.
+5.  truncation keeps a prefix of the order (logit descending, id ascending): the top_k first, of those the ones with
     probability >= min_p * the greatest, of those the fewest whose probability reaches top_p of what is left.
-5.  argmax over the kept of (x - max) / temperature + g(token): a draw from their softmax (Gumbel-max; Maddison et
+6.  argmax over the kept of (x - max) / temperature + g(token): a draw from their softmax (Gumbel-max; Maddison et
     al. 2014). g depends on (seed, choice, position, token) alone, so a draw repeats whatever else happens.
 
 A row with NaN or without a finite greatest logit is invalid: it has no token, and its neighbours do not change.
-The native kernels compute 5. in float32: equal tokens except where the two best sums are closer than rounding.
+The native kernels compute 6. in float32: equal tokens except where the two best sums are closer than rounding.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from octavo.sampling.chain import Op
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -50,6 +53,9 @@ class Row(NamedTuple):
     target: int = -1
     bias: tuple[tuple[int, float], ...] = ()
     history: tuple[tuple[int, int], ...] = ()
+    mask: tuple[int, ...] | None = None  # words of 32 bits
+    dry: tuple[tuple[int, float], ...] = ()
+    chain: tuple[tuple[int, float, float], ...] = ()  # sampling.chain.Op, values
 
 
 class Drawn(NamedTuple):
@@ -110,18 +116,36 @@ def gumbel(key: int, position: int, token_ids: NDArray[Any]) -> F64:
     return np.asarray(-np.log(-np.log1p(-u)))
 
 
-def penalized(x: F32, row: Row) -> F32:
-    """A copy of x with biases and penalties applied."""
+def biased(x: F32, row: Row) -> F32:
+    """A copy of x with mask and biases applied."""
     y = x.copy()
+    if row.mask is not None:
+        bits = np.unpackbits(np.array(row.mask, "<u4").view(np.uint8), bitorder="little")[: len(x)]
+        y[: len(bits)][bits == 0] = -np.inf
+        y[len(bits) :] = -np.inf
     for token, bias in row.bias:
         y[token] += np.float32(bias)
-    for token, count in row.history:
-        repetition = np.float32(row.repetition)
-        y[token] = y[token] / repetition if y[token] > 0 else y[token] * repetition
-        if count > 0:
-            y[token] -= np.float32(row.presence)
-            y[token] -= np.float32(row.frequency) * np.float32(count)
     return y
+
+
+def penalized(x: F32, row: Row) -> F32:
+    """A copy of x with penalties and DRY's penalties applied."""
+    y = x.copy()
+    for token, count in row.history:
+        y[token] = penalty(y[token], row, count)
+    for token, value in row.dry:
+        y[token] -= np.float32(value)
+    return y
+
+
+def penalty(x: np.float32, row: Row, count: int) -> np.float32:
+    """A logit as the penalties leave it, of a token with `count` occurrences in the output."""
+    repetition = np.float32(row.repetition)
+    x = x / repetition if x > 0 else x * repetition
+    if count > 0:
+        x -= np.float32(row.presence)
+        x -= np.float32(row.frequency) * np.float32(count)
+    return x
 
 
 def order(x: F32) -> NDArray[np.int64]:
@@ -149,8 +173,83 @@ def kept(x: F32, row: Row) -> NDArray[np.int64]:
     return ids
 
 
+def coin(key: int, position: int) -> float:
+    """Uniform in (0, 1): the noise of a token that no vocabulary has."""
+    return (int(noise_bits(key, position, np.array([0xFFFFFFFF], np.uint32))[0]) + 0.5) * 2.0**-31
+
+
+def by_chain(x: F32, row: Row) -> tuple[NDArray[np.int64], F32]:
+    """(ids, logits) of the candidates that the samplers of row.chain leave, in their order, of x with mask and bias.
+
+    Probabilities are of the softmax of the candidates that are left. Sources: top-n-sigma, Tang et al. 2024; typical,
+    Meister et al. 2022; XTC, p-e-w 2024; dynamic temperature and the order as a list, llama.cpp.
+    """
+    ids = order(x)
+    ids = ids[np.isfinite(x[ids])]
+    y = x[ids]
+    for op, a, b in row.chain:
+        ids, y = _step(Op(op), a, b, ids, y, row)
+        best = np.lexsort((ids, -y))
+        ids, y = ids[best], y[best]
+    return ids, y
+
+
+def _step(op: Op, a: float, b: float, ids: NDArray[np.int64], y: F32, row: Row) -> tuple[NDArray[np.int64], F32]:
+    """One sampler on candidates in order, best first."""
+    depth = (y - y[0]).astype(np.float64)
+    weights = np.exp(depth)
+    mass = float(weights.sum())
+    mean_depth = float((weights * np.where(weights > 0, depth, 0)).sum()) / mass
+    places = {int(token): place for place, token in enumerate(ids)}
+    keep = np.ones(len(ids), np.bool_)
+    match op:
+        case Op.PENALTIES:
+            y = y.copy()
+            for token, count in row.history:
+                if token in places:
+                    y[places[token]] = penalty(y[places[token]], row, count)
+        case Op.DRY:
+            y = y.copy()
+            for token, value in row.dry:
+                if token in places:
+                    y[places[token]] -= np.float32(value)
+        case Op.TEMPERATURE:
+            t = float(np.float32(row.temperature))
+            if a > 0 and len(ids) > 1:
+                low, high = max(0.0, t - a), t + a
+                share = (math.log(mass) - mean_depth) / math.log(len(ids))
+                t = low + (high - low) * min(max(share, 0.0), 1.0) ** b
+            if np.float32(t) == 0:
+                return ids[:1], y[:1]
+            y = (y - y[0]) * inverse_temperature(t)
+        case Op.TOP_N_SIGMA:
+            finite = y[np.isfinite(y)].astype(np.float64)
+            keep = y >= np.float32(float(y[0]) - a * float(finite.std()))
+        case Op.TOP_K:
+            keep[row.top_k or len(ids) :] = False
+        case Op.MIN_P:
+            if row.min_p > 0:
+                keep = y >= np.float32(float(y[0]) + math.log(float(np.float32(row.min_p))))
+        case Op.TYPICAL:
+            by_distance = np.lexsort((ids, -y, np.abs(depth - mean_depth)))
+            reached = np.cumsum(weights[by_distance]) >= a * mass
+            keep[by_distance[int(np.argmax(reached)) + 1 :]] = not reached.any()
+        case Op.TOP_P:
+            reached = np.cumsum(weights) >= float(np.float32(row.top_p)) * mass
+            keep[int(np.argmax(reached)) + 1 :] = row.top_p >= 1 or not reached.any()
+        case Op.XTC:
+            likely = int((weights >= b * mass).sum())
+            if coin(row.noise_key, row.position) < a:
+                keep[: max(0, likely - 1)] = False
+    return ids[keep], y[keep]
+
+
 def draw(x: F32, row: Row) -> int:
-    """Steps 3 to 5 on penalised logits."""
+    """From step 4 on, of penalised logits; with a chain, of those with mask and bias alone."""
+    if row.chain:
+        ids, y = by_chain(x, row)
+        sums = (y - y.max()).astype(np.float64) + gumbel(row.noise_key, row.position, ids)
+        return int(ids[np.lexsort((ids, -sums))[0]])
     if row.temperature == 0 or row.top_k == 1:
         return int(np.argmax(x))
     ids = np.sort(kept(x, row))
@@ -160,7 +259,11 @@ def draw(x: F32, row: Row) -> int:
 
 def sample_row(x: F32, row: Row) -> Drawn:
     """Draw (or, with a target, score) one token from logits x[V]. Does not change x."""
-    modified = penalized(x, row) if row.target < 0 else x
+    modified = x
+    if row.target < 0:
+        modified = biased(x, row)
+        if not row.chain:
+            modified = penalized(modified, row)
     if not (_valid(x) and _valid(modified)):
         return Drawn(-1, 0.0, 0, [], [], True)
     token = row.target if row.target >= 0 else draw(modified, row)
@@ -184,12 +287,22 @@ def rows_of(arrays: Any) -> list[Row]:
         scalars = {name: getattr(arrays, name)[r].item() for name in Row._fields[:11]}
         bias = slice(arrays.bias_starts[r], arrays.bias_starts[r + 1])
         history = slice(arrays.history_starts[r], arrays.history_starts[r + 1])
+        dry = slice(arrays.dry_starts[r], arrays.dry_starts[r + 1])
+        chain = slice(arrays.chain_starts[r], arrays.chain_starts[r + 1])
         rows.append(
             Row(
                 **scalars,
                 bias=tuple(zip(arrays.bias_ids[bias].tolist(), arrays.bias_values[bias].tolist(), strict=True)),
                 history=tuple(
                     zip(arrays.history_ids[history].tolist(), arrays.history_counts[history].tolist(), strict=True)
+                ),
+                mask=tuple(arrays.masks[arrays.mask_rows[r]].tolist()) if arrays.mask_rows[r] >= 0 else None,
+                dry=tuple(zip(arrays.dry_ids[dry].tolist(), arrays.dry_values[dry].tolist(), strict=True)),
+                chain=tuple(
+                    (op, *values)
+                    for op, values in zip(
+                        arrays.chain_ops[chain].tolist(), arrays.chain_values[chain].tolist(), strict=True
+                    )
                 ),
             )
         )

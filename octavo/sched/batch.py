@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.backends.base import I32, Limits, SamplingArrays, StepBatch
+from octavo.backends.base import I32, U32, Limits, SamplingArrays, StepBatch
 from octavo.cache.blocks import blocks_for
 from octavo.request import Request
 from octavo.sampling.params import SamplingTable
@@ -135,7 +135,25 @@ class BatchBuilder:
             history_starts=history_starts,
             history_ids=history_ids,
             history_counts=history_counts,
+            **self._extras(drawing),
         )
+
+    def _extras(self, drawing: Sequence[Work | None]) -> dict[str, Any]:
+        """Masks, DRY and chains; few requests have any."""
+        table = self._table
+        extras = SamplingArrays.extras(len(drawing))
+        slots = [work.slot if work else -1 for work in drawing]
+        sources = [table.masks[slot] if slot >= 0 else None for slot in slots]
+        if any(sources):
+            extras["mask_rows"], extras["masks"] = _stacked([s.words() if s else None for s in sources])
+        dries = [table.dries[slot] if slot >= 0 else None for slot in slots]
+        if any(dries):
+            lists = _ragged([d.arrays() if d else None for d in dries], np.float32)
+            extras["dry_starts"], extras["dry_ids"], extras["dry_values"] = lists
+        chains = [table.chains[slot] if slot >= 0 else None for slot in slots]
+        if any(chains):
+            extras["chain_starts"], extras["chain_ops"], extras["chain_values"] = _ragged(chains, np.float32)
+        return extras
 
 
 def _starts(counts: NDArray[Any]) -> I32:
@@ -143,6 +161,16 @@ def _starts(counts: NDArray[Any]) -> I32:
     starts = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=starts[1:])
     return starts
+
+
+def _stacked(masks: list[U32 | None]) -> tuple[I32, U32]:
+    """(row of each, or -1; the rows, as wide as the widest)."""
+    given = [mask for mask in masks if mask is not None]
+    rows = np.zeros((len(given), max(map(len, given))), np.uint32)
+    for row, mask in zip(rows, given, strict=True):
+        row[: len(mask)] = mask
+    filled = np.array([mask is not None for mask in masks])
+    return np.where(filled, np.cumsum(filled) - 1, -1).astype(np.int32), rows
 
 
 def _ragged(rows: list[tuple[I32, NDArray[Any]] | None], dtype: type[Any]) -> tuple[I32, I32, NDArray[Any]]:
