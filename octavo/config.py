@@ -12,7 +12,10 @@ from typing import Any, Literal, get_args
 
 Backend = Literal["cpu", "reference"]
 Activations = Literal["auto", "bf16", "f32"]
+KvDtype = Literal["auto", "int8"]
 Isa = Literal["auto", "generic", "avx2", "avx512"]
+RequestLog = Literal["off", "counts", "text"]
+MetricNames = Literal["octavo", "vllm", "both"]
 
 
 class ConfigError(ValueError):
@@ -34,6 +37,9 @@ class EngineConfig:
     activations: Activations = option(
         "auto", "How inputs of matrix products are rounded. auto: as the weight format asks. bf16, f32: strict modes."
     )
+    kv_dtype: KvDtype = option(
+        "auto", "Type of the KV cache. auto: bf16, float32 with activations f32. int8: half of bf16's memory, a small loss."
+    )
     max_model_len: int | None = option(
         None, "Longest prompt plus output in tokens. Default: what the model was made for."
     )
@@ -45,6 +51,14 @@ class EngineConfig:
     max_num_seqs: int = option(64, "Most sequences computed in one step.")
     max_num_batched_tokens: int = option(512, "Most tokens computed in one step: the size of a prefill chunk.")
     prefix_caching: bool = option(True, "Reuse the KV blocks of equal prefixes.")
+    disk_cache: str | None = option(
+        None,
+        "Directory that keeps KV blocks of long and of reused prompts, for use after a restart; processes may share it. "
+        "It holds the prompts' tokens, readable by its owner only. Default: none.",
+    )
+    disk_cache_size: int = option(
+        10 * 2**30, "Most bytes in the directory of disk_cache, or a string as '10GiB'.", size=True
+    )
     seed: int | None = option(None, "Seed for requests that bring none. Default: drawn at random.")
     fuse: bool = option(True, "Run fused operations. Off changes no bit, only speed.")
     reuse: bool = option(True, "Let temporary values share memory. Off changes no bit, only memory.")
@@ -54,7 +68,12 @@ class EngineConfig:
         for f in dataclasses.fields(self):
             if f.metadata.get("size") and isinstance(getattr(self, f.name), str):
                 object.__setattr__(self, f.name, parse_size(f.name, getattr(self, f.name)))
-        for name, choices in (("backend", Backend), ("activations", Activations), ("isa", Isa)):
+        for name, choices in (
+            ("backend", Backend),
+            ("activations", Activations),
+            ("kv_dtype", KvDtype),
+            ("isa", Isa),
+        ):
             if getattr(self, name) not in get_args(choices):
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
         for name, low in (
@@ -62,6 +81,7 @@ class EngineConfig:
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 16),
             ("max_model_len", 1),
+            ("disk_cache_size", 2**20),
         ):
             value = getattr(self, name)
             if value is None and name == "max_model_len":
@@ -70,6 +90,8 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be a whole number of at least {low}; got {value!r}")
         if self.seed is not None and not (isinstance(self.seed, int) and -(2**63) <= self.seed < 2**64):
             raise ConfigError(f"seed must be a whole number between {-(2**63)} and {2**64 - 1}; got {self.seed!r}")
+        if self.disk_cache is not None and not (self.prefix_caching and self.backend == "cpu"):
+            raise ConfigError("disk_cache needs prefix_caching and the cpu backend: it holds blocks of equal prefixes")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
@@ -86,9 +108,38 @@ class ServerConfig(EngineConfig):
     served_model_name: str | None = option(None, "Name in /v1/models and in answers. Default: from the model path.")
     drain_seconds: float = option(30.0, "On SIGTERM, wait this long for open requests to finish.")
     strict: bool = option(False, "Refuse a request that has unknown fields. Otherwise a header names them.")
+    api_key: str | None = option(None, "Key that every request but liveness must carry. Default: none is needed.")
+    api_key_file: str | None = option(
+        None, "TOML file of [[key]] tables: name, key or sha256, and optionally tenant, salt and quotas."
+    )
+    cors_origins: str | None = option(
+        None, "Origins whose web pages may use this server, with commas between; '*': any. Default: none."
+    )
+    tls_cert: str | None = option(None, "PEM file of the certificate chain: serve HTTPS.")
+    tls_key: str | None = option(None, "PEM file of the certificate's private key, where tls_cert does not hold it.")
+    tls_client_ca: str | None = option(
+        None, "PEM file of authorities: only clients with a certificate of theirs may connect."
+    )
+    request_log: RequestLog = option(
+        "counts", "One JSON line per request on standard error. counts: no text. text: prompts and answers too."
+    )
+    metric_names: MetricNames = option(
+        "octavo", "Names of the series at /metrics; vllm and both for existing dashboards."
+    )
+    otlp_endpoint: str | None = option(
+        None, "Address of an OTLP/HTTP collector for traces, e.g. http://localhost:4318. Needs octavo[otel]."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, choices in (("request_log", RequestLog), ("metric_names", MetricNames)):
+            if getattr(self, name) not in get_args(choices):
+                raise ConfigError(f"{name} must be one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
+        if self.api_key == "":
+            raise ConfigError("api_key must not be empty")
+        for name in ("tls_key", "tls_client_ca"):
+            if getattr(self, name) is not None and self.tls_cert is None:
+                raise ConfigError(f"{name} needs tls_cert: without it nothing is encrypted")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be between 0 and 65535; got {self.port}")
         if not 0 <= self.drain_seconds <= 86400:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Self
@@ -20,9 +21,11 @@ class Server:
     """Started at birth; `with` ends it."""
 
     def __init__(self, model: Path | str, *options: str) -> None:
-        command = [sys.executable, "-m", "octavo.cli.main", "serve", str(model), "--port", "0", *options]
+        command = [sys.executable, "-m", "octavo.cli.main", "serve", str(model), "--port", "0"]
+        command += ["--request-log", "off", *options]
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=self.errors, text=True, process_group=0
         )
         assert self.process.stdout is not None
         self.printed: list[str] = []
@@ -32,7 +35,10 @@ class Server:
                 self.url = line.split()[-1]
                 break
         else:
-            raise RuntimeError(f"the server ended: {self.process.communicate()[1]}")
+            self.process.communicate()
+            errors = self._errors()
+            self.errors.close()
+            raise RuntimeError(f"the server ended: {errors}")
         self.http = httpx.Client(base_url=self.url, timeout=180)
 
     @property
@@ -77,15 +83,19 @@ class Server:
         self.http.close()
         if self.process.poll() is None:
             self.process.send_signal(number)
-        errors = self.process.communicate(timeout=40)[1]
-        return self.process.returncode, errors
+        self.process.communicate(timeout=40)
+        return self.process.returncode, self._errors()
+
+    def _errors(self) -> str:
+        self.errors.seek(0)
+        return self.errors.read()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.end()
-        for stream in (self.process.stdout, self.process.stderr):
+        for stream in (self.process.stdout, self.errors):
             if stream is not None:
                 stream.close()
         try:

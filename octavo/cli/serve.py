@@ -48,7 +48,8 @@ def _print_ready(
 ) -> None:
     total = _age()
     host = f"[{config.host}]" if ":" in config.host else config.host
-    address = f"http://{host}:{listener.getsockname()[1]}"
+    scheme = "http" if config.tls_cert is None else "https"
+    address = f"{scheme}://{host}:{listener.getsockname()[1]}"
     lines = [
         f"{name}: {ready.isa}, {ready.threads} threads",
         *ready.notices,

@@ -8,21 +8,26 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
+from octavo import __version__
 from octavo.server.answer import Answer
+from octavo.server.calls import Call, Calls
 from octavo.server.chat import chat
 from octavo.server.completions import completion
 from octavo.server.errors import ApiError, json_response
-from octavo.server.metrics import Metrics
 from octavo.server.parse import Parsed
 from octavo.server.service import Service
 from octavo.server.stream import EventStream, WholeAnswer
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+
+GENERATION_PATHS = frozenset({COMPLETIONS, CHAT})
+"""Count as open requests and against quotas."""
 
 MAX_BODY = 32 * 2**20
 """Bytes of a request body: a prompt of a million tokens as JSON numbers takes 7 MB."""
@@ -73,8 +78,13 @@ def create_app(service: Service) -> ASGIApp:
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
+    @app.get("/version")
+    async def version() -> Response:
+        return json_response({"version": __version__})
+
     @app.exception_handler(ApiError)
     async def refused(http: Request, error: ApiError) -> Response:
+        _call(http).error = error.message
         return error.response()
 
     @app.exception_handler(ClientDisconnect)
@@ -90,46 +100,34 @@ def create_app(service: Service) -> ASGIApp:
 
     @app.exception_handler(Exception)
     async def failed(http: Request, error: Exception) -> Response:
+        _call(http).error = f"{type(error).__name__}: {error}"
         return ApiError(500, f"internal error: {type(error).__name__}").response()
 
-    return _Counted(app, service.metrics)
+    config = service.config
+    layered: ASGIApp = Calls(app, service.keys, service.metrics, service.tracer, GENERATION_PATHS, config.request_log)
+    if config.cors_origins:
+        layered = CORSMiddleware(
+            layered, allow_origins=config.cors_origins.split(","), allow_methods=["*"], allow_headers=["*"],
+            expose_headers=["x-request-id", "x-octavo-ignored"],
+        )  # fmt: skip
+    return layered
 
 
-class _Counted:
-    """Counts answers by path and status, and the generation requests that are open, from their headers on."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                route = scope.get("route")
-                self._metrics.response(route.path if route else "other", message["status"])
-            await send(message)
-
-        if scope["path"] not in (COMPLETIONS, CHAT):
-            await self._app(scope, receive, counted)
-            return
-        with self._metrics.open_request():
-            await self._app(scope, receive, counted)
+def _call(http: Request) -> Call:
+    call: Call = http.scope["octavo.call"]
+    return call
 
 
 async def _generate(
-    service: Service, http: Request, answer_of: Callable[[Service, bytes], tuple[Answer, Parsed[Any]]]
+    service: Service, http: Request, answer_of: Callable[[Service, bytes, Call], tuple[Answer, Parsed[Any]]]
 ) -> Response:
     if service.trouble is not None:
         raise ApiError(503, service.trouble, code="not_ready", retry_after=1)
     body = await _body(http)
     if len(body) > LONG_BODY:
-        answer, parsed = await asyncio.to_thread(answer_of, service, body)
+        answer, parsed = await asyncio.to_thread(answer_of, service, body, _call(http))
     else:
-        answer, parsed = answer_of(service, body)
+        answer, parsed = answer_of(service, body, _call(http))
     headers = {"x-octavo-ignored": _header(parsed.ignored)} if parsed.ignored else {}
     return (EventStream if parsed.request.stream else WholeAnswer)(answer, headers)
 

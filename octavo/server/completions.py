@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from octavo.server.calls import Call
 from octavo.server.completion_answer import CompletionAnswer
 from octavo.server.completion_fields import CompletionRequest
 from octavo.server.generation import Prompt
@@ -11,7 +12,7 @@ from octavo.server.parse import Parsed, parse
 from octavo.server.service import Service, new_id
 
 
-def completion(service: Service, body: bytes) -> tuple[CompletionAnswer, Parsed[CompletionRequest]]:
+def completion(service: Service, body: bytes, call: Call) -> tuple[CompletionAnswer, Parsed[CompletionRequest]]:
     """The answer, not begun. Raises ApiError."""
     parsed = parse(body, CompletionRequest, service.config.strict)
     request = parsed.request
@@ -24,7 +25,7 @@ def completion(service: Service, body: bytes) -> tuple[CompletionAnswer, Parsed[
     ]
     id = new_id("cmpl")
     answer = CompletionAnswer(
-        service.generation(id, prompts, request, continues=True),
+        service.generation(id, prompts, request, call, continues=True),
         id,
         service.model,
         echo=bool(request.echo),

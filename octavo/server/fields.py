@@ -30,8 +30,12 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     """Known fields that are refused, and the values beside null that ask for nothing."""
 
     model: str | None = None
+    best_of: int | None = None
+    cache_salt: str | None = None
+    early_stopping: bool | str | None = None
     frequency_penalty: float | None = None
     ignore_eos: bool | None = None
+    length_penalty: float | None = None
     include_stop_str_in_output: bool | None = None
     logit_bias: dict[str, float] | None = None
     max_tokens: int | None = None
@@ -52,6 +56,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    use_beam_search: bool | None = None
+    user: str | None = None
     add_special_tokens: bool | None = None
 
     def output_limit(self) -> int | None:
@@ -71,6 +77,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
             given["stop"] = [self.stop]
         if self.prompt_logprobs is not None and self.stream:
             raise ParameterError("prompt_logprobs", "prompt_logprobs cannot be streamed: set stream to false")
+        if self.stream and self.use_beam_search:
+            raise ParameterError("stream", "a beam search cannot be streamed: what its answer begins with is known last")
+        if self.stream and (self.best_of or 0) > (self.n or 1):
+            raise ParameterError("best_of", "best_of above n cannot be streamed: which choices are best is known last")
         return SamplingParams(
             **given,
             max_tokens=self.output_limit(),
@@ -103,20 +113,18 @@ _SAMPLING_FIELDS = tuple(
 )  # fmt: skip
 
 # Labels of a request: they identify, store nothing and change no token.
-LABELS = frozenset({"user", "safety_identifier", "prompt_cache_key"})
+LABELS = frozenset({"safety_identifier", "prompt_cache_key"})
 
 # Known fields that are not built, and the values beside null that ask for nothing. Any other value is refused.
 NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
-    "cache_salt": (),
     "guided_choice": (),
     "guided_decoding_backend": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
     "kv_transfer_params": (),
-    "length_penalty": (1,),
     "logits_processors": ([],),
     "request_id": (),
     "response_format": ({"type": "text"},),
@@ -124,7 +132,6 @@ NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "structured_outputs": (),
     "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
 

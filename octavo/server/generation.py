@@ -15,9 +15,10 @@ from octavo.engine.admission import Bounds, ContextLengthError
 from octavo.engine.client import EngineClient, EngineDead, Stream
 from octavo.engine.messages import Add, Progress
 from octavo.request import PLAIN, FinishReason, ParameterError, SamplingParams, Terms, TokenLogprobs
+from octavo.server.calls import Call
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.metrics import Metrics
-from octavo.text.output import ChoiceOutput, Delta
+from octavo.text.output import ChoiceOutput, Delta, best_of
 from octavo.text.tokenizer import Tokenizer
 
 MAX_CHOICES = 2**14
@@ -38,6 +39,7 @@ class Generation:
         tokenizer: Tokenizer,
         bounds: Bounds,
         metrics: Metrics,
+        call: Call,
         id: str,
         prompts: list[Prompt],
         params: SamplingParams,
@@ -47,19 +49,24 @@ class Generation:
         continues: bool,
     ) -> None:
         """seeds: one per prompt. continues: the text goes on where the prompt ends, it is no answer to it."""
-        if len(prompts) * params.n > MAX_CHOICES:
+        self._asked = params.candidates()
+        width = self._asked.n
+        if len(prompts) * width > MAX_CHOICES:
             raise bad_request(
-                f"{len(prompts)} prompts with n {params.n} are {len(prompts) * params.n} choices; "
-                f"one request may have {MAX_CHOICES}",
+                f"{len(prompts)} prompts with {'n' if params.best_of is None else 'best_of'} {width} are "
+                f"{len(prompts) * width} choices; one request may have {MAX_CHOICES}",
                 "prompt",
             )
         self._client = client
         self._metrics = metrics
+        self._call = call
+        call.answer_id = id
+        call.num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self.tokenizer = tokenizer
         self.prompts = prompts
         self.params = params
         self._adds = [
-            Add(f"{id}-{p}", prompt.token_ids, params, seed, terms)
+            Add(f"{id}-{p}", prompt.token_ids, self._asked, seed, terms)
             for p, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
         ]
         for add in self._adds:
@@ -71,14 +78,17 @@ class Generation:
         self.outputs = [
             ChoiceOutput(tokenizer, params, prompt.token_ids if continues else ())
             for prompt in prompts
-            for _ in range(params.n)
+            for _ in range(width)
         ]
+        if call.wants_text:
+            call.prompts = [p.text if p.text is not None else tokenizer.decode(p.token_ids) for p in prompts]
+            call.outputs = ["" for _ in self.outputs]
         self.prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # prompt -> scores of its tokens 1..
         self._num_cached = [0] * len(prompts)
 
     @property
     def num_choices(self) -> int:
-        return len(self.outputs)
+        return len(self.prompts) * self.params.n
 
     def prompt_of(self, choice: int) -> int:
         return choice // self.params.n
@@ -88,15 +98,36 @@ class Generation:
 
         Raises ApiError when the request fails or the engine dies. Ending the iteration early aborts what is left.
         """
+        if self._asked.n == self.params.n:
+            async with aclosing(self._arriving()) as arriving:
+                async for item in arriving:
+                    yield item
+            return
+        kept: list[list[Delta]] = [[] for _ in self.outputs]
+        async with aclosing(self._arriving()) as arriving:
+            async for candidate, delta in arriving:
+                kept[candidate].append(delta if self.params.logprobs is not None else delta._replace(logprobs=[]))
+        chosen = [
+            first + i
+            for first in range(0, len(kept), self._asked.n)
+            for i in best_of(self.outputs[first : first + self._asked.n], self.params.n)
+        ]
+        self.outputs = [self.outputs[candidate] for candidate in chosen]
+        for choice, candidate in enumerate(chosen):
+            for delta in kept[candidate]:
+                yield choice, delta
+
+    async def _arriving(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        """(index in `outputs`, delta) as they come, of all candidates."""
         started = time.monotonic()
-        seen = [0.0] * self.num_choices
+        seen = [0.0] * len(self.outputs)
         reason = FinishReason.ABORT
-        num_open = self.num_choices
+        num_open = len(self.outputs)
         self._metrics.begin(len(self.prompts), sum(len(p.token_ids) for p in self.prompts))
         try:
             async with aclosing(_merge([self._client.submit(add) for add in self._adds])) as steps:
                 async for p, progress in steps:
-                    choice = p * self.params.n + progress.choice
+                    choice = p * self._asked.n + progress.choice
                     output = self.outputs[choice]
                     if output.finish_reason is not None:
                         continue
@@ -104,7 +135,12 @@ class Generation:
                         self._num_cached[p] = progress.num_cached
                         self.prompt_logprobs[p] = progress.prompt_logprobs
                     delta = output.push(progress)
+                    if self._call.outputs is not None:
+                        self._call.outputs[choice] += delta.text
                     now = time.monotonic()
+                    self._call.num_output_tokens += len(delta.token_ids)
+                    if self._call.first_token is None and delta.token_ids:
+                        self._call.first_token = now
                     self._metrics.tokens(len(delta.token_ids), now - (seen[choice] or started), not seen[choice])
                     seen[choice] = now
                     if delta.finish_reason is FinishReason.ERROR or delta.finish_reason is FinishReason.ABORT:
@@ -118,16 +154,21 @@ class Generation:
             reason = FinishReason.STOP
         except EngineDead as e:
             reason = FinishReason.ERROR
+            self._call.error = str(e)
             raise ApiError(500, str(e), code="engine_dead") from None
-        except ApiError:
+        except ApiError as e:
             reason = FinishReason.ERROR
+            self._call.error = e.message
             raise
         finally:
             reasons = [output.finish_reason or reason for output in self.outputs]
+            self._call.finish_reasons = [str(r) for r in reasons]
+            self._call.num_cached_tokens = sum(self._num_cached)
             self._metrics.end(reasons, sum(self._num_cached), time.monotonic() - started)
 
     def usage(self) -> dict[str, object]:
-        """OpenAI's usage object: each prompt counts once, tokens behind a stop string do not count."""
+        """OpenAI's usage object: each prompt counts once; tokens behind a stop string do not count, nor do candidates
+        that are not returned."""
         prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
         completion_tokens = sum(output.num_tokens for output in self.outputs)
         return {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -18,12 +19,15 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from octavo.config import ServerConfig
+from octavo.config import ConfigError, ServerConfig
 from octavo.engine.client import EngineClient
 from octavo.engine.messages import Ready
+from octavo.server.access import read_keys
 from octavo.server.app import create_app
+from octavo.server.calls import log_to_stderr
 from octavo.server.errors import ApiError
 from octavo.server.service import Service
+from octavo.server.tracing import NoTracer, OtlpTracer
 from octavo.text.tokenizer import load_tokenizer
 
 GOODBYE_SECONDS = 1.0
@@ -42,25 +46,43 @@ def run(
     """Serve until told to end. None: ended in order; otherwise why not.
 
     `listener` is bound. on_ready(engine's Ready, seconds of loading the tokenizer) is called once.
-    Raises EngineError where the engine could not start, CheckpointError where the tokenizer cannot be read.
+    Raises EngineError where the engine could not start, CheckpointError where the tokenizer cannot be read,
+    ConfigError for a bad key file, certificate or tracing option.
     """
+    try:
+        keys = read_keys(config.api_key, config.api_key_file)
+        tracer = NoTracer() if config.otlp_endpoint is None else OtlpTracer(config.otlp_endpoint, model)
+        check_tls(config)
+    except ConfigError:
+        client.process.stop(0)
+        raise
+    service = Service(config, client, model, keys=keys, tracer=tracer)
+    log_to_stderr()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, client, listener, model, on_ready))
+        return runner.run(_serve(service, listener, on_ready))
 
 
-async def _serve(
-    config: ServerConfig,
-    client: EngineClient,
-    listener: socket.socket,
-    model: str,
-    on_ready: Callable[[Ready, float], None],
-) -> str | None:
-    service = Service(config, client, model)
+def check_tls(config: ServerConfig) -> None:
+    """Raise ConfigError where the files cannot be used."""
+    if config.tls_cert is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+        if config.tls_client_ca is not None:
+            context.load_verify_locations(config.tls_client_ca)
+    except OSError as e:  # ssl.SSLError is one
+        files = ", ".join(filter(None, (config.tls_cert, config.tls_key, config.tls_client_ca)))
+        raise ConfigError(f"the TLS files {files} cannot be used: {e.strerror or e}") from None
+
+
+async def _serve(service: Service, listener: socket.socket, on_ready: Callable[[Ready, float], None]) -> str | None:
+    client = service.client
     server = _Server(service)
 
     async def prepare() -> None:
         started = time.perf_counter()
-        service.tokenizer = await asyncio.to_thread(load_tokenizer, Path(config.model))
+        service.tokenizer = await asyncio.to_thread(load_tokenizer, Path(service.config.model))
         seconds = time.perf_counter() - started
         ready = await client.ready()
         service.metrics.startup({**ready.phases, "tokenizer": seconds})
@@ -80,6 +102,7 @@ async def _serve(
         return dying.result() if dying.done() else None
     finally:
         await client.close()
+        service.tracer.close()
         server.should_exit = True
         ending.cancel()
         await asyncio.gather(listening, serving, ending, preparing, return_exceptions=True)
@@ -99,6 +122,7 @@ class _Server(uvicorn.Server):
     """A first signal begins the drain instead of closing the listener; a second ends it."""
 
     def __init__(self, service: Service) -> None:
+        config = service.config
         super().__init__(
             uvicorn.Config(
                 create_app(service),
@@ -108,6 +132,10 @@ class _Server(uvicorn.Server):
                 log_level="warning",
                 access_log=False,
                 server_header=False,
+                ssl_certfile=config.tls_cert,
+                ssl_keyfile=config.tls_key,
+                ssl_ca_certs=config.tls_client_ca,
+                ssl_cert_reqs=ssl.CERT_REQUIRED if config.tls_client_ca else ssl.CERT_NONE,
                 timeout_graceful_shutdown=GOODBYE_SECONDS,  # type: ignore[arg-type]
             )
         )

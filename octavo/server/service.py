@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from octavo.config import ServerConfig
 from octavo.engine.client import EngineClient
 from octavo.request import ParameterError, SamplingParams, Terms
+from octavo.server.access import Keys
+from octavo.server.calls import Call
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.fields import GenerationRequest
 from octavo.server.generation import Generation, Prompt
 from octavo.server.metrics import Metrics
+from octavo.server.tracing import NoTracer, Tracer
 from octavo.text.tokenizer import Tokenizer
 
 MIN_TEXT = 2**20
@@ -32,6 +35,8 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
     tokenizer: Tokenizer | None = None
     draining: bool = False
+    keys: Keys = field(default_factory=lambda: Keys([]))
+    tracer: Tracer = field(default_factory=NoTracer)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(lambda: self.client.stats)
@@ -45,16 +50,18 @@ class Service:
             return "the model is still loading"
         return None if self.client.alive else "the engine has ended"
 
-    def generation(self, id: str, prompts: list[Prompt], request: GenerationRequest, *, continues: bool) -> Generation:
+    def generation(
+        self, id: str, prompts: list[Prompt], request: GenerationRequest, call: Call, *, continues: bool
+    ) -> Generation:
         """Checked against the model, not begun. Raises ApiError 400."""
         tokenizer, bounds = self.tokenizer, self.client.bounds
         assert tokenizer is not None and bounds is not None
         params = _params(request)
         seeds = [self.seed() if params.seed is None else params.seed for _ in prompts]
-        terms = Terms(priority=-(request.priority or 0))
         return Generation(
-            self.client, tokenizer, bounds, self.metrics, id, prompts, params, seeds, terms, continues=continues
-        )
+            self.client, tokenizer, bounds, self.metrics, call, id, prompts, params, seeds, _terms(request, call),
+            continues=continues,
+        )  # fmt: skip
 
     def seed(self) -> int:
         """For a prompt whose request brings none."""
@@ -95,6 +102,16 @@ def _params(request: GenerationRequest) -> SamplingParams:
         return request.sampling_params()
     except ParameterError as e:
         raise bad_request(str(e), e.param) from None
+
+
+def _terms(request: GenerationRequest, call: Call) -> Terms:
+    """The tenant is the API key's; without keys, who calls itself `user`. A salt of the request is within the key's."""
+    caller = call.caller
+    return Terms(
+        priority=-(request.priority or 0),
+        tenant=caller.tenant or request.user or "",
+        cache_salt=f"{caller.salt}\0{request.cache_salt}" if request.cache_salt else caller.salt,
+    )
 
 
 def new_id(kind: str) -> str:

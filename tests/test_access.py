@@ -1,0 +1,259 @@
+"""API keys, quotas, salts, request ids, the request log, CORS, TLS: against a real server, and the quotas by a clock."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import trustme
+
+from octavo.config import ConfigError
+from octavo.server.access import Caller, Key, read_keys
+from octavo.server.errors import ApiError
+from tests.serving import Server
+
+COMPLETIONS = "/v1/completions"
+PROMPT = list(range(100, 164))
+
+KEYS = f"""
+[[key]]
+name = "alice"
+key = "alice-key"
+
+[[key]]
+name = "bob"
+sha256 = "{hashlib.sha256(b"bob-key").hexdigest()}"
+
+[[key]]
+name = "carol"
+key = "carol-key"
+tenant = "alice"
+max_concurrent = 1
+requests_per_minute = 2
+"""
+
+
+# ---- quotas, by a clock of the test's
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_requests_per_minute() -> None:
+    clock = Clock()
+    caller = Caller(Key(name="k", key="k", requests_per_minute=2), clock)
+    for _ in range(2):
+        caller.enter()
+    with pytest.raises(ApiError, match="requests_per_minute: 2 are used up") as refused:
+        caller.enter()
+    assert refused.value.status == 429
+    assert refused.value.retry_after == 30
+    clock.now = 29.0
+    with pytest.raises(ApiError):
+        caller.enter()
+    clock.now = 30.0
+    caller.enter()
+
+
+def test_tokens_per_minute_are_charged_at_the_end() -> None:
+    clock = Clock()
+    caller = Caller(Key(name="k", key="k", tokens_per_minute=100), clock)
+    caller.enter()
+    caller.enter()
+    caller.leave(150)
+    with pytest.raises(ApiError, match="tokens_per_minute") as refused:
+        caller.enter()
+    assert refused.value.retry_after == 31  # 50 over, and one to take
+    clock.now = 31.0
+    caller.enter()
+
+
+def test_max_concurrent() -> None:
+    caller = Caller(Key(name="k", key="k", max_concurrent=1))
+    caller.enter()
+    with pytest.raises(ApiError, match="max_concurrent: 1 requests"):
+        caller.enter()
+    caller.leave(0)
+    caller.enter()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "required field key"),
+        ("key = []", "there is no \\[\\[key\\]\\]"),
+        ("[[key]]\nname = 'a'", "must have either key or sha256"),
+        ("[[key]]\nname = 'a'\nkey = 'x'\nsha256 = 'y'", "must have either key or sha256"),
+        ("[[key]]\nname = 'a'\nsha256 = 'y'", "sha256 must be 64 hexadecimal digits"),
+        ("[[key]]\nname = 'a'\nkey = ''", "key must not be empty"),
+        ("[[key]]\nname = 'a'\nkey = 'x'\nmax_concurrent = 0", "max_concurrent must be at least 1"),
+        ("[[key]]\nname = 'a'\nkey = 'x'\nrole = 'admin'", "role"),
+        ("[[key]]\nname = 'a'\nkey = 'x'\n[[key]]\nname = 'b'\nkey = 'x'", "the same name or key"),
+        ("[[key]]\nname = 3\nkey = 'x'", "name"),
+        ("[[key", "api_key_file"),
+    ],
+)
+def test_bad_key_files_are_told(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_keys(None, str(path))
+
+
+# ---- a server with keys
+
+
+@pytest.fixture(scope="module")
+def server(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    keys = tmp_path_factory.mktemp("keys") / "keys.toml"
+    keys.write_text(KEYS)
+    options = ("--api-key-file", str(keys), "--cors-origins", "https://a.example,https://b.example")
+    with Server(data / "arch" / "llama", "--request-log", "text", *options) as running:
+        running.http.headers["authorization"] = "Bearer alice-key"
+        yield running
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+ROUTES = [
+    ("GET", "/v1/models"), ("GET", "/v1/models/x"), ("POST", COMPLETIONS), ("POST", "/v1/chat/completions"),
+    ("GET", "/metrics"), ("GET", "/version"), ("GET", "/health/ready"), ("GET", "/nowhere"), ("POST", "/cache/flush"),
+    ("GET", "/debug/requests/x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_every_route_but_liveness_needs_a_key(server: Server, method: str, path: str) -> None:
+    for headers in ({}, bearer("wrong"), {"authorization": "Bearer"}, {"authorization": "Basic alice-key"}, {"x-api-key": "wrong"}):
+        refused = httpx.request(method, server.url + path, headers=headers)
+        assert refused.status_code == 401, headers
+        assert refused.json()["error"]["code"] == "invalid_api_key"
+    assert httpx.get(server.url + "/health").status_code == 200
+
+
+def test_ways_to_send_a_key(server: Server) -> None:
+    for headers in (bearer("alice-key"), {"authorization": "bearer bob-key"}, {"x-api-key": "bob-key"}):
+        assert httpx.get(server.url + "/v1/models", headers=headers).status_code == 200
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0) as client:
+        with pytest.raises(openai.AuthenticationError):
+            client.models.list()
+
+
+def test_salts_keep_tenants_apart(server: Server) -> None:
+    def cached(key: str, **fields: Any) -> int:
+        body = {"prompt": PROMPT, "max_tokens": 1, **fields}
+        answer = httpx.post(server.url + COMPLETIONS, json=body, headers=bearer(key)).json()
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached("alice-key") == 0
+    assert cached("alice-key") == 63
+    assert cached("bob-key") == 0
+    assert cached("carol-key") == 63  # of alice's tenant
+    assert cached("alice-key", cache_salt="mine") == 0
+    assert cached("alice-key", cache_salt="mine") == 63
+    assert cached("bob-key", cache_salt="mine") == 0
+
+
+def test_quotas_are_told(server: Server) -> None:
+    for _ in range(3):
+        last = httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}, headers=bearer("carol-key"))
+    assert last.status_code == 429
+    assert int(last.headers["retry-after"]) > 0
+    assert last.json()["error"]["message"].startswith("quota reached: requests_per_minute: 2")
+    assert httpx.get(server.url + "/v1/models", headers=bearer("carol-key")).status_code == 200  # no generation
+
+
+def test_request_ids(server: Server) -> None:
+    for path in ("/version", "/nowhere", "/health"):
+        assert server.http.get(path, headers={"x-request-id": "abc-123"}).headers["x-request-id"] == "abc-123"
+    made = {server.http.get("/version").headers["x-request-id"] for _ in range(2)}
+    assert len(made) == 2
+    for bad in ("with blank", "x" * 129):
+        assert server.http.get("/version", headers={"x-request-id": bad}).headers["x-request-id"] != bad
+
+
+def test_cors_answers_named_origins_only(server: Server) -> None:
+    preflight = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    good = httpx.options(server.url + COMPLETIONS, headers={"origin": "https://a.example", **preflight})
+    assert good.status_code == 200
+    assert good.headers["access-control-allow-origin"] == "https://a.example"
+    bad = httpx.options(server.url + COMPLETIONS, headers={"origin": "https://c.example", **preflight})
+    assert "access-control-allow-origin" not in bad.headers
+    answer = server.http.get("/version", headers={"origin": "https://b.example"})
+    assert answer.headers["access-control-allow-origin"] == "https://b.example"
+    assert "x-request-id" in answer.headers["access-control-expose-headers"]
+
+
+def test_log_lines(data: Path) -> None:
+    with Server(data / "arch" / "llama", "--request-log", "counts") as server:
+        server.http.get("/health")  # quiet
+        head = {"x-request-id": "one"}
+        body = {"prompt": ["secret text", [5, 6]], "max_tokens": 3, "n": 2, "temperature": 0, "ignore_eos": True}
+        answer = server.http.post(COMPLETIONS, json=body, headers=head).json()
+        with server.http.stream("POST", COMPLETIONS, json={**body, "stream": True}, headers=head) as stream:
+            stream.read()
+        server.http.post(COMPLETIONS, json={"prompt": "x", "temperature": -1})
+        code, errors = server.end()
+    assert code == 0
+    whole, streamed, refused = map(json.loads, errors.splitlines())
+    assert "secret" not in errors
+    for line in (whole, streamed):
+        assert line["request_id"] == "one"
+        assert line["status"] == 200
+        assert line["prompt_tokens"] == answer["usage"]["prompt_tokens"]
+        assert line["output_tokens"] == 12
+        assert line["finish_reasons"] == ["length"] * 4
+        assert 0 < line["first_token_seconds"] <= line["seconds"]
+    assert whole["id"] == answer["id"]
+    assert refused["status"] == 400
+    assert "temperature" in refused["error"]
+
+
+def test_log_with_texts(server: Server) -> None:
+    answer = server.complete(prompt="a secret", max_tokens=2, temperature=0, ignore_eos=True)
+    server.errors.seek(0)
+    lines = [json.loads(line) for line in server.errors.read().splitlines()]
+    (line,) = (line for line in lines if line.get("id") == answer["id"])
+    assert line["key"] == "alice"
+    assert line["prompts"] == ["a secret"]
+    assert line["outputs"] == [answer["choices"][0]["text"]]
+    assert "alice-key" not in json.dumps(lines)
+
+
+# ---- TLS
+
+
+def test_tls(data: Path, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    ours = authority.issue_cert("localhost")
+    ca, cert, client = tmp_path / "ca.pem", tmp_path / "cert.pem", tmp_path / "client.pem"
+    authority.cert_pem.write_to_path(str(ca))
+    ours.private_key_and_cert_chain_pem.write_to_path(str(cert))
+    authority.issue_cert("client.example").private_key_and_cert_chain_pem.write_to_path(str(client))
+    with Server(data / "arch" / "llama", "--tls-cert", str(cert), "--tls-client-ca", str(ca)) as server:
+        assert server.url.startswith("https://")
+        url = server.url.replace("127.0.0.1", "localhost") + "/version"
+        trusting = ssl.create_default_context(cafile=str(ca))
+        with pytest.raises(httpx.TransportError):
+            httpx.get(url, verify=trusting)  # no certificate of its own
+        trusting.load_cert_chain(client)
+        assert httpx.get(url, verify=trusting).status_code == 200
+
+
+@pytest.mark.parametrize("option", ["--tls-cert", "--api-key-file"])
+def test_files_that_are_missing_are_told(data: Path, option: str) -> None:
+    with pytest.raises(RuntimeError, match=f"{option[2:6].replace('-', '_')}.*nowhere.pem.*No such file"):
+        Server(data / "arch" / "llama", option, "nowhere.pem")
