@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import index
 from types import FrameType
 from typing import Any, Self
@@ -17,8 +17,8 @@ from octavo.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress
 from octavo.request import ParameterError, SamplingParams, TokenLogprobs
-from octavo.text.chat import encode_chat
-from octavo.text.output import ChoiceOutput
+from octavo.text.chat import ChatFormat, ChatOptions
+from octavo.text.output import ChoiceOutput, best_of
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from octavo.weights.locate import locate
 
@@ -26,6 +26,9 @@ Prompt = str | Mapping[str, Any]
 """Text, {"prompt": text} or {"prompt_token_ids": [...]}."""
 
 Message = Mapping[str, Any]
+
+INTERRUPT_SECONDS = 0.1
+"""Within which Ctrl-C is noticed while all requests wait for something else."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class CompletionOutput:
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    cumulative_logprob: float | None = None  # where logprobs were asked for
+    cumulative_logprob: float | None = None  # where logprobs were asked for, or candidates compete
     logprobs: list[Logprobs] | None = None  # per token: itself and the best alternatives
     finish_reason: str | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it
@@ -110,12 +113,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list of conversations, through the model's chat template."""
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        ids = [
-            encode_chat(
-                self._tokenizer, list(c), add_generation_prompt=add_generation_prompt, **(chat_template_kwargs or {})
-            )
-            for c in conversations
-        ]
+        form = ChatFormat(self._tokenizer)
+        options = ChatOptions(add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs or {})
+        ids = [form.encode(form.prompt(list(c), options).text) for c in conversations]
         texts = [self._tokenizer.decode(i, skip_special_tokens=False) for i in ids]
         return self._run(list(texts), ids, sampling_params, use_tqdm, continues=False)
 
@@ -156,8 +156,8 @@ class LLM:
         for add in adds:
             self.engine.bounds.check(add)
         results = {
-            add.id: _Result(self._tokenizer, add, text, self._piece, continues)
-            for add, text in zip(adds, texts, strict=True)
+            add.id: _Result(self._tokenizer, add, p, text, self._piece, continues)
+            for add, p, text in zip(adds, params, texts, strict=True)
         }
         open_requests = len(results)
         try:
@@ -167,7 +167,9 @@ class LLM:
                 while open_requests:
                     interrupt()
                     output = self.engine.step()
-                    assert output is not None, "requests are open and nothing is to do"
+                    if output is None:  # all wait for gates
+                        self.engine.wait(INTERRUPT_SECONDS)
+                        continue
                     for progress in output.progress:
                         result = results.get(progress.id)
                         if result is None or not result.open:
@@ -181,12 +183,12 @@ class LLM:
             for add in adds:
                 self.engine.abort(Abort(add.id))
             raise
-        return [r.output for r in results.values()]
+        return [r.finish() for r in results.values()]
 
     def _add(self, ids: list[int], params: SamplingParams) -> Add:
         self._count += 1
         seed = params.seed if params.seed is not None else self._random.getrandbits(63)
-        return Add(str(self._count), ids, params, seed)
+        return Add(str(self._count), ids, params.candidates(), seed)
 
     def _piece(self, token: int) -> str:
         if token not in self._pieces:
@@ -198,20 +200,29 @@ class _Result:
     """A RequestOutput as it fills."""
 
     def __init__(
-        self, tokenizer: Tokenizer, add: Add, text: str | None, piece: Callable[[int], str], continues: bool
-    ) -> None:
+        self, tokenizer: Tokenizer, add: Add, params: SamplingParams, text: str | None, piece: Callable[[int], str],
+        continues: bool,
+    ) -> None:  # fmt: skip
+        """`params` are the caller's, those of `add` ask for all candidates."""
         n = add.params.n
         self.output = RequestOutput(add.id, text, add.prompt_ids, None, [CompletionOutput(i) for i in range(n)])
         self.open = n
-        self._params = add.params
+        self._params = params
         self._piece = piece
         prompt_ids = add.prompt_ids if continues else ()
-        self._choices = [ChoiceOutput(tokenizer, add.params, prompt_ids) for _ in range(n)]
-        if add.params.prompt_logprobs is not None:
+        self._choices = [ChoiceOutput(tokenizer, params, prompt_ids) for _ in range(n)]
+        if params.prompt_logprobs is not None:
             self.output.prompt_logprobs = [None]
-        if add.params.logprobs is not None:
-            for out in self.output.outputs:
-                out.logprobs, out.cumulative_logprob = [], 0.0
+        for out in self.output.outputs:
+            out.logprobs = None if params.logprobs is None else []
+            out.cumulative_logprob = None if add.params.logprobs is None else 0.0
+
+    def finish(self) -> RequestOutput:
+        """The whole answer: of candidates the best."""
+        outputs = [self.output.outputs[i] for i in best_of(self._choices, self._params.n)]
+        if len(outputs) < len(self._choices):
+            self.output.outputs = [replace(out, index=i) for i, out in enumerate(outputs)]
+        return self.output
 
     def push(self, progress: Progress) -> bool:
         """True: a stop string ended the choice, the engine does not know yet."""
@@ -226,9 +237,10 @@ class _Result:
         out = self.output.outputs[progress.choice]
         out.text += delta.text
         out.token_ids += delta.token_ids
-        if out.logprobs is not None and out.cumulative_logprob is not None:
+        if out.logprobs is not None:
             out.logprobs += map(self._logprobs, delta.logprobs)
-            out.cumulative_logprob += sum(t.logprob for t in delta.logprobs)
+        if choice.logprob is not None:
+            out.cumulative_logprob = choice.logprob
         if delta.finish_reason is None:
             return False
         out.finish_reason, out.stop_reason, out.error = str(delta.finish_reason), delta.stop_reason, delta.error

@@ -49,6 +49,7 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    TIMEOUT = "timeout"  # a limit of `Terms` was passed, or was bound to be
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
@@ -374,6 +375,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
     priority: int = 0  # higher is served first
     tenant: str = ""  # who shares the machine fairly with whom: an API key or a user
+    total_seconds: float | None = None  # from its arrival to its last token; None: no limit
+    ttft_seconds: float | None = None  # to its first token
     cache_salt: str = ""  # only requests of the same salt share KV blocks
 
 
@@ -432,7 +435,7 @@ class Request:
     """
 
     __slots__ = (
-        "arrival", "choice", "constraint", "eos_ids", "finish_reason", "gates", "id", "num_cached", "num_computed",
+        "arrival", "choice", "constraint", "eos_ids", "finish_reason", "from_disk", "gates", "id", "num_cached", "num_computed",
         "num_preemptions", "output_ids", "params", "prompt_ids", "prompt_logprobs", "seed", "stop_ids", "tables",
         "terms",
     )  # fmt: skip
@@ -455,6 +458,7 @@ class Request:
         self.gates: list[Gate] = []  # it does not run before all are open
         self.constraint: Constraint | None = None
         self.num_cached = 0
+        self.from_disk = (0, 0)  # tokens [start, stop) that were brought from disk into the cache for this request
         self.num_computed = 0
         self.num_preemptions = 0
         self.prompt_logprobs: list[TokenLogprobs] = []

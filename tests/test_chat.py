@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from octavo.text.chat import ChatTemplateError, encode_chat, render
+from octavo.request import ParameterError
+from octavo.text.chat import ChatFormat, ChatOptions
+from octavo.text.template import ChatTemplateError
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
+from octavo.text.tools.offer import read_offer
 
 DATA = Path(__file__).parent / "data"
 HI = [{"role": "user", "content": "Hi"}]
@@ -19,13 +22,21 @@ HI = [{"role": "user", "content": "Hi"}]
 load = functools.lru_cache(load_tokenizer)
 
 
+def render(tokenizer: Tokenizer, messages: Any, tools: Any = (), template: str | None = None, **options: Any) -> str:
+    return ChatFormat(tokenizer, template).prompt(messages, ChatOptions(offer=read_offer(tools), **options)).text
+
+
+def encode_chat(tokenizer: Tokenizer, messages: Any, **options: Any) -> list[int]:
+    return ChatFormat(tokenizer).encode(render(tokenizer, messages, **options))
+
+
 def check_cases(tokenizer: Tokenizer, folder: Path) -> None:
     cases = json.loads((folder / "chat_cases.json").read_text())["cases"]
     assert len(cases) > 5
     for case in cases:
-        arguments = (tokenizer, case["messages"], case["add_generation_prompt"])
-        assert render(*arguments) == case["rendered"]
-        assert encode_chat(*arguments) == case["ids"]
+        generates = case["add_generation_prompt"]
+        assert render(tokenizer, case["messages"], add_generation_prompt=generates) == case["rendered"]
+        assert encode_chat(tokenizer, case["messages"], add_generation_prompt=generates) == case["ids"]
 
 
 def test_smollm2_from_gguf() -> None:
@@ -54,10 +65,10 @@ def model(tmp_path: Path) -> Any:
 
 
 def test_named_templates(model: Any) -> None:
-    tokenizer = model([{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0] }}"}])
+    tokenizer = model([{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0].function.name }} <tool_call>"}])
     assert tokenizer.chat_template == "plain"
     assert render(tokenizer, HI) == "plain"
-    assert render(tokenizer, HI, tools=["hammer"]) == "hammer"
+    assert render(tokenizer, HI, tools=[{"type": "function", "function": {"name": "hammer"}}]) == "hammer <tool_call>"
 
 
 def test_bos_is_written_once(model: Any) -> None:
@@ -82,7 +93,7 @@ def test_bos_is_written_once(model: Any) -> None:
     ],
 )
 def test_dialect(model: Any, template: str, expected: str) -> None:
-    assert render(model(template), HI, thinking="on") == expected
+    assert render(model(template), HI, variables={"thinking": "on"}) == expected
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,13 @@ def chat(
 
     Example: octavo chat demo
     """
-    from octavo.text.chat import encode_chat
+    from octavo.text.chat import ChatFormat, ChatOptions
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k)
     first = [{"role": "system", "content": system}] if system else []
     interactive = sys.stdin.isatty()
     with LocalModel(config) as model:
+        form = ChatFormat(model.tokenizer)
         if interactive:
             import readline  # noqa: F401  gives input() its editing and history
 
@@ -89,7 +90,8 @@ def chat(
                 _write(text)
 
             try:
-                model.generate(encode_chat(model.tokenizer, messages), params, write, continues=False)
+                prompt_ids = form.encode(form.prompt(messages, ChatOptions()).text)
+                model.generate(prompt_ids, params, write, continues=False)
             except ParameterError as e:
                 print(f"{e} (/clear begins anew)", file=sys.stderr)
                 messages.pop()

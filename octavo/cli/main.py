@@ -70,7 +70,7 @@ def _exit_code(error: Exception) -> int | None:
     from octavo.engine.client import EngineDead, EngineError
     from octavo.graph.verify import GraphError
     from octavo.request import ParameterError
-    from octavo.text.chat import ChatTemplateError
+    from octavo.text.template import ChatTemplateError
     from octavo.weights.spec import CheckpointError
 
     if isinstance(error, ConfigError | ParameterError):

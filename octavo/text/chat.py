@@ -1,113 +1,238 @@
-"""Chat templates: Jinja, sandboxed, in the dialect of Hugging Face models."""
+"""ChatFormat: how conversations are written for a model, and how its answers are read."""
 
 from __future__ import annotations
 
-import datetime
-import functools
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
-
+from octavo.request import ParameterError, Reasoning, Structured
+from octavo.text.chat_message import for_template
+from octavo.text.parser import MessageParser
+from octavo.text.reasoning import FORMATS, ReasoningFormat, detect_reasoning
+from octavo.text.template import ChatTemplate, ChatTemplateError, compile_template
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.tools import FAMILIES, GENERIC, detect
+from octavo.text.tools.generic import instruct
+from octavo.text.tools.grammar import call_grammar
+from octavo.text.tools.offer import Offer
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_SWITCHES = ("enable_thinking", "thinking")  # variables of templates that know no efforts
+_OWN = ("messages", "tools", "documents", "add_generation_prompt", "reasoning_effort")  # fields, no template variables
+_HERE = "\ue000continues here\ue001"  # stands where a final message is to go on
 
 
-class ChatTemplateError(ValueError):
-    """The model has no chat template, or its template refuses the messages. Carries the template's own message."""
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """What a request says about its conversation beside the messages."""
+
+    offer: Offer = Offer()
+    documents: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool | None = None  # None: unless the final message is continued
+    continue_final_message: bool = False
+    reasoning_effort: str | None = None  # one of EFFORTS
+    thinking_budget: int | None = None  # most reasoning tokens
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template
 
 
-def render(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], /, add_generation_prompt: bool = True, **kwargs: Any
-) -> str:
-    """The prompt text of a conversation.
+class ChatPrompt(NamedTuple):
+    """A conversation as the model reads it, and what its answer is made of."""
 
-    `kwargs` are variables of the template (`tools`, `enable_thinking`, ...). Message contents that are lists of text
-    parts are joined by newlines. Raises ChatTemplateError.
-    """
-    templates = tokenizer.chat_templates
-    source = templates.get("tool_use") if kwargs.get("tools") else None
-    source = source or templates.get("default")
-    if source is None:
-        raise ChatTemplateError("the model has no chat template; use completions, or name a model made for chat")
-    variables = {**tokenizer.special_token_names, "tools": None, "documents": None, **kwargs}
-    try:
-        variables["messages"] = [_with_text(message) for message in messages]
-        variables["add_generation_prompt"] = add_generation_prompt
-        return _compile(source).render(variables)
-    except ChatTemplateError:
-        raise
-    except Exception as error:  # templates run on whatever the messages hold: any error is theirs
-        raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
+    text: str
+    continues: bool  # the answer goes on in the final message
+    reasoning: Reasoning | None  # where its end can be seen and forced
+    structured: Structured | None  # what holds the answer to calls
+    keep: frozenset[int]  # special tokens that `parser` wants to see
+    parser: type[MessageParser] | None  # None: all of the answer is content
+    form: ReasoningFormat | None
+    opened: bool  # the prompt has begun to reason
+    tools: Mapping[str, Any]  # name -> schema of what may be called
+
+    def new_parser(self) -> MessageParser | None:
+        """For one choice."""
+        return self.parser(self.form, self.tools, self.opened) if self.parser is not None else None
 
 
-def encode_chat(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], /, add_generation_prompt: bool = True, **kwargs: Any
-) -> list[int]:
-    """Token ids of `render`."""
-    return encode_rendered(tokenizer, render(tokenizer, messages, add_generation_prompt, **kwargs))
+class ChatFormat:
+    """One per model. `tool_format` and `reasoning_format` are names of families, or auto: what the template shows."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: str | None = None,
+        *,
+        tool_format: str = "auto",
+        reasoning_format: str = "auto",
+    ) -> None:
+        """template: in place of the model's own."""
+        self.tokenizer = tokenizer
+        self._sources = {"default": template} if template is not None else tokenizer.chat_templates
+        self._tool_format = tool_format
+        source = self._sources.get("default") or next(iter(self._sources.values()), "")
+        if reasoning_format == "auto":
+            self.reasoning = detect_reasoning(source)
+        else:
+            self.reasoning = next((form for form in FORMATS if form.name == reasoning_format), None)
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> ChatPrompt:
+        """Raises ChatTemplateError or ParameterError, naming the field."""
+        template = self._template(bool(options.offer.tools))
+        family = self._family(template)
+        text = self._render(template, family, messages, options)
+        parser, shape = FAMILIES[family]
+        if options.offer.mode == "none" and family != "harmony":
+            parser = MessageParser
+        form = None if family == "harmony" else self.reasoning
+        opened, closed = self._state(form, text, messages, options)
+        structured = None
+        if options.offer.guided:
+            structured = Structured("lark", call_grammar(shape, options.offer, self.tokenizer))
+        return ChatPrompt(
+            text,
+            options.continue_final_message,
+            self._reasoning_tokens(form, opened, closed, options.thinking_budget),
+            structured,
+            self._visible((*parser.markers, *(form.markers if form is not None else ()))),
+            None if parser is MessageParser and form is None else parser,
+            form,
+            opened,
+            {tool.name: tool.schema for tool in options.offer.allowed},
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt. BOS is added where the tokenizer asks for it and the template wrote none."""
+        tokenizer = self.tokenizer
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if tokenizer.adds_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
+            return [tokenizer.bos_id, *ids]
+        return ids
+
+    def unread(self, options: ChatOptions) -> list[str]:
+        """Template variables of a request that the template does not look at."""
+        reads = self._template(bool(options.offer.tools)).reads
+        return [name for name in options.variables if name not in reads]
+
+    def _template(self, tools: bool) -> ChatTemplate:
+        source = (self._sources.get("tool_use") if tools else None) or self._sources.get("default")
+        if source is None:
+            raise ChatTemplateError("the model has no chat template; use completions, or name a model made for chat")
+        return compile_template(source)
+
+    def _family(self, template: ChatTemplate) -> str:
+        if self._tool_format != "auto":
+            return self._tool_format
+        family = detect(template.source)
+        return family if family == "harmony" or "tools" in template.reads else GENERIC
+
+    def _render(
+        self, template: ChatTemplate, family: str, messages: Sequence[Mapping[str, Any]], options: ChatOptions
+    ) -> str:
+        generate = options.add_generation_prompt
+        if options.continue_final_message and generate:
+            raise ParameterError(
+                "continue_final_message", "continue_final_message and add_generation_prompt exclude one another"
+            )
+        if options.documents and "documents" not in template.reads:
+            raise ParameterError("documents", "the model's chat template takes no documents")
+        for name in _OWN:
+            if name in options.variables:
+                raise ParameterError("chat_template_kwargs", f"chat_template_kwargs has {name}, a field of its own")
+        told = [for_template(message, template.source) for message in messages]
+        if options.continue_final_message:
+            told = _continued(told)
+        variables: dict[str, Any] = {
+            **self.tokenizer.special_token_names,
+            "tools": None,
+            "documents": options.documents or None,
+            **self._effort(template, options.reasoning_effort),
+            **options.variables,
+            "add_generation_prompt": not options.continue_final_message if generate is None else generate,
+        }
+        tools = options.offer.tools
+        if family != GENERIC or not (tools or any(message.get("tool_calls") for message in told)):
+            variables["tools"] = [tool.given for tool in tools] or None
+            text = template.render({**variables, "messages": told})
+        else:
+            try:
+                text = template.render({**variables, "messages": instruct(told, tools)})
+            except ChatTemplateError:  # perhaps it takes no system messages
+                if not tools or (told and told[0]["role"] == "system"):
+                    raise
+                text = template.render({**variables, "messages": instruct(told, tools, system=False)})
+        if not options.continue_final_message:
+            return text
+        before, found, _ = text.rpartition(_HERE)
+        if not found:
+            raise ChatTemplateError("the chat template does not write the final message, which cannot be continued")
+        return before
+
+    def _effort(self, template: ChatTemplate, effort: str | None) -> dict[str, Any]:
+        """The template variables that ask for this effort."""
+        if effort is None:
+            return {}
+        if effort not in EFFORTS:
+            raise ParameterError("reasoning_effort", f"reasoning_effort must be one of {', '.join(EFFORTS)}")
+        if "reasoning_effort" in template.reads:
+            return {"reasoning_effort": effort}
+        for name in _SWITCHES:
+            if name in template.reads:
+                return {name: effort != "none"}
+        if effort == "none" and self.reasoning is None:
+            return {}
+        raise ParameterError("reasoning_effort", "the model's chat template takes no reasoning_effort")
+
+    def _state(
+        self, form: ReasoningFormat | None, text: str, messages: Sequence[Mapping[str, Any]], options: ChatOptions
+    ) -> tuple[bool, bool]:
+        """Whether the prompt ends within reasoning, and whether it ends behind it."""
+        if form is None:
+            return False, True
+        if options.continue_final_message:
+            content = str(messages[-1].get("content"))
+            start = max(content.rfind(mark) for mark in form.starts)
+            opened = start >= 0 and start > max(content.rfind(mark) for mark in form.ends)
+            return opened, not opened
+        tail = text.rstrip()
+        return tail.endswith(form.starts), tail.endswith(form.ends)
+
+    def _reasoning_tokens(
+        self, form: ReasoningFormat | None, opened: bool, closed: bool, budget: int | None
+    ) -> Reasoning | None:
+        start = end = None
+        if form is not None:
+            start = self._token(form.starts[0])
+            end = self._token(form.ends[0])
+        if form is None or end is None or (start is None and not opened):
+            if budget is not None:
+                raise ParameterError(
+                    "thinking_token_budget",
+                    "thinking_token_budget needs a model that marks its reasoning with tokens, as <think> and </think>",
+                )
+            return None
+        if closed:
+            return None
+        return Reasoning(start=None if opened else start, end=end, budget=budget)
+
+    def _token(self, mark: str) -> int | None:
+        """The token that a mark is, or begins with."""
+        ids = self.tokenizer.encode(mark, add_special_tokens=False)
+        whole = len(ids) == 1 or (ids and ids[0] in self.tokenizer.special_ids)
+        return ids[0] if whole else None
+
+    def _visible(self, markers: Sequence[str]) -> frozenset[int]:
+        return frozenset(
+            token_id
+            for token_id in self.tokenizer.special_ids
+            if (token := self.tokenizer.id_to_token(token_id)) and any(token in marker for marker in markers)
+        )
 
 
-def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids of a rendered conversation. BOS is added where the tokenizer asks for it and the template wrote none."""
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    if tokenizer.adds_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
-        return [tokenizer.bos_id, *ids]
-    return ids
-
-
-def _with_text(message: Any) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise ChatTemplateError(f'a message is {{"role": ..., "content": ...}}; got {message!r:.80}')
-    content = message.get("content")
-    if not isinstance(content, list):
-        return dict(message)
-    for part in content:
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise ChatTemplateError(f"content parts must be of type text; got {kind!r}")
-    return {**message, "content": "\n".join(part["text"] for part in content)}
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks the model's own text, for training; here its body is plain output."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-@functools.lru_cache(maxsize=16)
-def _compile(source: str) -> jinja2.Template:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = _now
-    return environment.from_string(source)
-
-
-def _raise(message: str) -> None:
-    raise ChatTemplateError(message)
-
-
-def _now(format: str) -> str:
-    return datetime.datetime.now().strftime(format)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes HTML, which models were not trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _continued(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    final = messages[-1] if messages else {}
+    content = final.get("content")
+    if final.get("role") != "assistant" or not isinstance(content, str) or final.get("tool_calls"):
+        raise ParameterError(
+            "continue_final_message", "continue_final_message needs a final message of the assistant with text content"
+        )
+    return [*messages[:-1], {**final, "content": content + _HERE}]

@@ -11,9 +11,16 @@ from octavo.text.tokenizer import Tokenizer
 class Detokenizer:
     """Joined results of `push` and `finish` equal `tokenizer.decode` of all ids with the same options."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, continues: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        continues: bool = False,
+        keep: frozenset[int] = frozenset(),
+    ) -> None:
+        """keep: special tokens that are not skipped."""
         self._tokenizer = tokenizer
-        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skip = tokenizer.special_ids - keep if skip_special_tokens else frozenset()
         self._first = not continues
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 

@@ -39,27 +39,46 @@ class ChoiceOutput:
     end behind the first `min_tokens` tokens. The prompt is never searched.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> None:
-        """prompt_ids: what the text continues, so that a leading space is kept; none for an answer in a chat."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        prompt_ids: Sequence[int] = (),
+        keep: frozenset[int] = frozenset(),
+    ) -> None:
+        """prompt_ids: what the text continues, so that a leading space is kept; none for an answer in a chat.
+
+        keep: special tokens that belong to the text.
+        """
         continues = any(token not in tokenizer.special_ids for token in prompt_ids)
-        self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, continues)
+        self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, continues, keep)
         self._params = params
+        self._ends = tokenizer.eos_ids | frozenset(params.stop_token_ids)  # a grammar ends behind a token of its text
         self._longest_stop = max(map(len, params.stop), default=0)
         self._text = ""  # [sent, len)
         self.num_tokens = 0
+        self.logprob: float | None = None  # of all tokens together, where they are scored
         self.finish_reason: FinishReason | None = None
 
     def push(self, progress: Progress) -> Delta:
         """Raises nothing; after the end every push gives an empty Delta."""
         if self.finish_reason is not None:
             return Delta("", [], [], None, None)
+        delta = self._push(progress)
+        if progress.logprob is not None:
+            self.logprob = progress.logprob
+        elif delta.logprobs:
+            self.logprob = (self.logprob or 0.0) + sum(score.logprob for score in delta.logprobs)
+        return delta
+
+    def _push(self, progress: Progress) -> Delta:
         finish = progress.finish_reason
         stop_reason: int | str | None = None
         count = len(progress.token_ids)
         for i, token in enumerate(progress.token_ids):
             self.num_tokens += 1
             text = ""
-            ends_here = finish is FinishReason.STOP and i == count - 1
+            ends_here = finish is FinishReason.STOP and i == count - 1 and token in self._ends
             if ends_here and token in self._params.stop_token_ids:
                 stop_reason = token
             if not ends_here or self._params.include_stop_str_in_output:
@@ -108,3 +127,12 @@ class ChoiceOutput:
         text = self._text[: end if self._params.include_stop_str_in_output else start]
         self.finish_reason = FinishReason.STOP
         return Delta(text, progress.token_ids[:num_kept], progress.logprobs[:num_kept], FinishReason.STOP, stop)
+
+
+def best_of(outputs: Sequence[ChoiceOutput], n: int) -> list[int]:
+    """Indices of the n candidates with the highest logprob per token, best first; of equal ones the first.
+
+    That is what OpenAI's completions API calls the best. A candidate without tokens has no doubt in it: 0.
+    """
+    means = [(output.logprob or 0.0) / max(1, output.num_tokens) for output in outputs]
+    return sorted(range(len(outputs)), key=lambda i: -means[i])[:n]

@@ -1,0 +1,81 @@
+"""gpt-oss: messages with channels. Source: the harmony response format of OpenAI.
+
+    <|channel|>analysis<|message|>TEXT<|end|><|start|>assistant<|channel|>final<|message|>TEXT<|return|>
+    <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
+
+The prompt ends behind <|start|>assistant. Analysis is reasoning; commentary without a recipient and final are content.
+"""
+
+from __future__ import annotations
+
+import re
+
+from octavo.text.parser import MessageParser, Steps, Write
+from octavo.text.tools.json_calls import drop
+from octavo.text.tools.shape import Shape
+
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+ENDS = ("<|end|>", "<|return|>", "<|call|>")
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
+
+
+class Harmony(MessageParser):
+    markers = (START, CHANNEL, MESSAGE, CONSTRAIN, *ENDS)
+    shape = Shape(
+        trigger="<|channel|>commentary to=",
+        before="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
+        one=True,
+        thought=("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+        answer="<|channel|>final<|message|>",
+    )
+
+    def _run(self) -> Steps[None]:
+        self._has_reasoned = self._has_content = False
+        self.may_reason = True
+        yield
+        while True:
+            mark = yield from self._until((START, CHANNEL, MESSAGE, *ENDS), self._write_content)
+            if mark is None:
+                break
+            if mark in (START, CHANNEL):
+                yield from self._message()
+        self._content += self._held
+        self._held = ""
+
+    def _message(self) -> Steps[None]:
+        header: list[str] = []
+        self.thinks = True  # until the channel is known: a header belongs to what it heads
+        mark = yield from self._until((MESSAGE, *ENDS), header.append)
+        text = "".join(header).replace(START, "").replace(CHANNEL, " ").replace(CONSTRAIN, " ")
+        recipient = _RECIPIENT.search(text)
+        self.thinks = "analysis" in text.split()
+        if mark != MESSAGE:
+            self.thinks = False
+            return
+        write: Write
+        if recipient is not None and recipient[1].startswith("functions."):
+            self.thinks = False
+            write = self._begin_call(recipient[1].removeprefix("functions."))
+            yield from self._space()
+            yield from self._value(write)
+            yield from self._until((START, *ENDS), drop)
+            return
+        if (
+            recipient is not None or self.thinks
+        ):  # a recipient that is no function is a tool within the model's thoughts
+            self.thinks = True
+            yield from self._text_of_message(self._write_reasoning, self._has_reasoned)
+            self._has_reasoned = True
+        else:
+            yield from self._text_of_message(self._write_content, self._has_content)
+            self._has_content = True
+        self.thinks = False
+
+    def _text_of_message(self, write: Write, again: bool) -> Steps[None]:
+        """again: a paragraph of its own behind earlier ones."""
+        self._held, self._trim = ("\n\n", False) if again else ("", True)
+        if (yield from self._until(ENDS, write)) is not None:
+            self._held = ""
+        elif self.thinks:
+            self._reasoning += self._held
+            self._held = ""

@@ -1,0 +1,35 @@
+"""Llama 3: {"name": ..., "parameters": ...}, several joined by semicolons, with or without <|python_tag|> before them."""
+
+from __future__ import annotations
+
+from octavo.text.parser import Steps
+from octavo.text.tools.json_calls import JsonCalls
+from octavo.text.tools.shape import Shape
+
+TAG = "<|python_tag|>"
+
+
+class Llama3(JsonCalls):
+    markers = (TAG,)
+    bare = True
+    shape = Shape(trigger="", before='{"name": "NAME", "parameters": ', after="}", between="; ")
+
+    def _body(self) -> Steps[None]:
+        space = yield from self._space()
+        self._perhaps(space)
+        yield from self._objects()
+        while (yield from self._content_until(TAG)) is not None:
+            self._perhaps(TAG)
+            yield from self._objects()
+
+    def _objects(self) -> Steps[None]:
+        """The calls that come next, if any do."""
+        while True:
+            yield from self._space()
+            if (yield from self._next_is("{", "[")) is None or not (yield from self._json_calls()):
+                self._no_call()
+                return
+            self._perhaps()
+            yield from self._space()
+            if not (yield from self._skip(";")):
+                yield from self._skip(",")
