@@ -1,0 +1,84 @@
+"""StepBudget: how much prefill a step may carry beside its decodes, and who gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from octavo.cache.blocks import BLOCK_SIZE
+from octavo.sched.cost import Load, StepCost
+from octavo.sched.live import Live
+
+ITL_FACTOR = 2.5
+"""Default inter-token target, in times of the same step without prefill. The bar is 3 for the slowest percent; 2.5
+leaves a fifth for what the prediction misses, and gives prefill 60 % of the time: it takes 5/3 of its time alone."""
+
+LEAST_ITL = 0.05
+"""Seconds. The default target is never below: 20 tokens a second are faster than anyone reads."""
+
+UNLIMITED = 1e9
+"""Seconds of a step that no stream waits for."""
+
+
+class Want(NamedTuple):
+    """A prefill that could go on in this step: tokens [start, stop)."""
+
+    live: Live
+    urgency: float  # effective priority
+    start: int
+    stop: int
+
+    @property
+    def shortest(self) -> tuple[float, int, int]:
+        return (-self.urgency, self.stop - self.start, self.live.number)
+
+    @property
+    def oldest(self) -> tuple[float, int]:
+        return (-self.urgency, self.live.number)
+
+
+class StepBudget:
+    """`target_itl`: seconds between two tokens of a stream that prefill beside it may not exceed; None: the default."""
+
+    def __init__(self, cost: StepCost, target_itl: float | None = None) -> None:
+        self._cost = cost
+        self._target = target_itl
+
+    def seconds(self, decodes: Load) -> float:
+        """For all prefills of a step with these decodes."""
+        if not decodes.num_tokens:
+            return UNLIMITED
+        alone = self._cost.predict(decodes)
+        target = max(LEAST_ITL, ITL_FACTOR * alone) if self._target is None else self._target
+        return target - alone
+
+    def share(self, wants: Sequence[Want], seconds: float, num_tokens: int) -> dict[Live, int]:
+        """Tokens for each of `wants`, of a budget in seconds and tokens.
+
+        Half is kept for the oldest, so that a long prompt always goes on; those that have least left get the rest
+        first, so that a short one is not blocked by it. The oldest gets a block of tokens however little time there is.
+        """
+        if not wants:
+            return {}
+        oldest = min(wants, key=lambda want: want.oldest)
+        kept_seconds, kept_tokens = seconds / 2, min((num_tokens + 1) // 2, oldest.stop - oldest.start)
+        counts: dict[Live, int] = {}
+        for want in sorted(wants, key=lambda want: want.shortest):
+            if want is oldest:
+                kept_seconds = kept_tokens = 0
+            n = self._portion(want, seconds - kept_seconds, num_tokens - kept_tokens, least=want is oldest)
+            counts[want.live] = n
+            num_tokens -= n
+            if n:
+                seconds -= self._cost.seconds(want.start, n)
+        return counts
+
+    def _portion(self, want: Want, seconds: float, num_tokens: int, least: bool) -> int:
+        start, stop = want.start, want.stop
+        n = min(stop - start, num_tokens)
+        fits = self._cost.most_tokens(start, seconds) if seconds < UNLIMITED / 2 else n
+        if fits < n:
+            n = max(fits - (start + fits) % BLOCK_SIZE, 0)  # whole blocks: kernels work on rows in sixteens
+            if least:
+                n = min(max(n, BLOCK_SIZE), stop - start, num_tokens)
+        return n

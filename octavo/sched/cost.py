@@ -1,0 +1,140 @@
+"""StepCost: how long a step will take, learned from the steps that ran.
+
+The time of a step is taken as a sum over what it does: a fixed part, tokens, pairs of token and context (attention of
+prefills), context read (attention of decodes) and logit rows. The factors are fitted to the relative error, with the
+influence of outliers bounded: other programs use the machine too. Steps are remembered by size, the latest of each,
+so that hours of decoding do not forget what a prefill costs.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.sched.step import Work
+
+REMEMBERED = 16
+"""Steps of each power of two of tokens. Few, so that a machine that became slower is noticed within as many steps."""
+
+FIT_STEPS = 8
+"""Steps between two fits: one takes 0.3 ms."""
+
+OUTLIER = 0.2
+"""Relative error from which on a step counts no more than one with this error (Huber's loss)."""
+
+
+MANY = 2**31 - 1
+"""Tokens: more than any step has."""
+
+
+class Load(NamedTuple):
+    """What a step does, in the units of its cost."""
+
+    num_steps: int = 0
+    num_tokens: int = 0
+    num_pairs: float = 0.0  # of a token and a token that it attends to
+    num_context: int = 0  # tokens read from the cache, once per sequence
+    num_rows: int = 0
+
+
+def load_of(works: Iterable[Work]) -> Load:
+    """Of a step with these pieces of work."""
+    num_tokens = num_context = num_rows = 0
+    num_pairs = 0.0
+    for work in works:
+        n, start = work.num_tokens, work.start
+        num_tokens += n
+        num_pairs += n * start + n * (n + 1) / 2
+        num_context += start + n
+        num_rows += work.num_rows
+    return Load(1, num_tokens, num_pairs, num_context, num_rows)
+
+
+class StepCost:
+    """Deterministic: the same steps give the same predictions. Before the first step everything is free."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, deque[tuple[Load, float]]] = {}
+        self._factors: NDArray[np.float64] = np.zeros(len(Load._fields))
+        self._steps_to_fit = 0
+        self._errors: deque[float] = deque([0.0], maxlen=64)
+
+    def predict(self, load: Load) -> float:
+        """Seconds of a step."""
+        return float(self._factors @ load)
+
+    def observe(self, load: Load, seconds: float) -> None:
+        """A step took so long."""
+        if self._seen:
+            self._errors.append(abs(self.predict(load) / seconds - 1))
+        self._seen.setdefault(load.num_tokens.bit_length(), deque(maxlen=REMEMBERED)).append((load, seconds))
+        self._steps_to_fit -= 1
+        if self._steps_to_fit <= 0:
+            self._fit()
+            known = sum(map(len, self._seen.values()))
+            self._steps_to_fit = min(FIT_STEPS, known)  # the first steps are waited for
+
+    @property
+    def error(self) -> float:
+        """Median relative error of the latest predictions."""
+        return statistics.median(self._errors)
+
+    def most_tokens(self, start: int, seconds: float) -> int:
+        """Tokens from position `start` on that a step computes in so much more time, with one row."""
+        _, token, pair, context, row = self._factors.tolist()
+        linear = token + pair * (start + 0.5) + context
+        left = seconds - context * start - row
+        if left <= 0:
+            return 0
+        if linear <= 0:
+            return MANY
+        return int(min(2 * left / (linear + math.sqrt(linear * linear + 2 * pair * left)), MANY))
+
+    def seconds(self, start: int, num_tokens: int) -> float:
+        """What so many tokens from position `start` on, with one row, add to a step."""
+        n = num_tokens
+        return self.predict(Load(0, n, n * start + n * (n + 1) / 2, start + n, 1))
+
+    def prefill_seconds(self, start: int, stop: int, chunk: int) -> float:
+        """Of the tokens [start, stop) in steps of `chunk` with nothing beside them."""
+        fixed, token, pair, context, row = self._factors.tolist()
+        n = stop - start
+        num_steps = -(-n // chunk)
+        middle = (start + stop) / 2
+        return float(num_steps * (fixed + context * middle) + n * (token + pair * middle) + row)
+
+    def _fit(self) -> None:
+        """Least squares of the relative error, all factors at least zero."""
+        seen = [pair for steps in self._seen.values() for pair in steps]
+        seconds = np.array([pair[1] for pair in seen])
+        loads = np.array([pair[0] for pair in seen], float) / seconds[:, None]
+        scale = np.maximum(loads.max(axis=0), 1e-30)
+        loads /= scale
+        weights = np.ones(len(seen))
+        factors = np.zeros(loads.shape[1])
+        for _ in range(4):
+            factors = _nonnegative(loads * weights[:, None], weights)
+            weights = np.sqrt(OUTLIER / np.maximum(np.abs(loads @ factors - 1), OUTLIER))
+        self._factors = factors / scale
+
+
+def _nonnegative(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Least squares of a x = b, where the most negative factor is left out until none is."""
+    columns = list(range(a.shape[1]))
+    x = np.zeros(a.shape[1])
+    while columns:
+        # A little weight on zero decides where columns say the same, as in steps of decodes alone.
+        rows = np.vstack([a[:, columns], 1e-3 * np.eye(len(columns))])
+        found, *_ = np.linalg.lstsq(rows, np.concatenate([b, np.zeros(len(columns))]), rcond=None)
+        worst = int(np.argmin(found))
+        if found[worst] >= 0:
+            x[columns] = found
+            break
+        del columns[worst]
+    return x
