@@ -9,8 +9,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from octavo.config import MetricNames
 from octavo.engine.messages import Stats
 from octavo.request import FinishReason
+from octavo.server.vllm_metrics import VllmCollector
 
 _FIRST_TOKEN = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)  # seconds
 _BETWEEN_TOKENS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2)
@@ -38,7 +40,7 @@ _COUNTERS = {
 class Metrics:
     """All series of one server. `stats` gives the engine's latest numbers. Nothing here raises for a bad number."""
 
-    def __init__(self, stats: Callable[[], Stats]) -> None:
+    def __init__(self, stats: Callable[[], Stats], model: str = "", names: MetricNames = "octavo") -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_EngineCollector(stats))
         registry = self.registry
@@ -66,9 +68,31 @@ class Metrics:
         self._whole = Histogram(
             "octavo_request_seconds", "From a request to its end.", buckets=_WHOLE, registry=registry
         )
+        self._queue = Histogram(
+            "octavo_queue_seconds", "What a prompt waited for its turn.", buckets=_FIRST_TOKEN, registry=registry
+        )
+        self._prefill = Histogram(
+            "octavo_prefill_seconds", "From the turn of a prompt to its first token.",
+            buckets=_FIRST_TOKEN, registry=registry,
+        )  # fmt: skip
+        self._decode = Histogram(
+            "octavo_decode_seconds", "From the first token of a prompt's first choice to its end.",
+            buckets=_WHOLE, registry=registry,
+        )  # fmt: skip
+        self._queries = Counter(
+            "octavo_cache_queries", "Prompt tokens looked up in the prefix cache.", registry=registry
+        )
+        self._hits = Counter(
+            "octavo_cache_hits", "Prompt tokens found there, by where they were.", ["tier"], registry=registry
+        )
         self._startup = Gauge(
             "octavo_startup_seconds", "Time of each phase of the start.", ["phase"], registry=registry
         )
+        renamed = CollectorRegistry()
+        renamed.register(VllmCollector(self.registry, model))
+        self._shown = {"octavo": [registry], "vllm": [renamed], "both": [registry, renamed]}[names]
+        for tier in ("memory", "disk"):
+            self._hits.labels(tier)
         for reason in FinishReason:
             self._choices.labels(reason.value)
 
@@ -95,6 +119,18 @@ class Metrics:
         self._cached_tokens.inc(num_cached)
         self._whole.observe(seconds)
 
+    def phases(self, queue: float, prefill: float, decode: float) -> None:
+        """Seconds that the first choice of a prompt spent in each."""
+        self._queue.observe(queue)
+        self._prefill.observe(prefill)
+        self._decode.observe(decode)
+
+    def looked_up(self, num_tokens: int, num_memory: int, num_disk: int) -> None:
+        """A prompt of so many tokens was admitted; of them, those found in each tier."""
+        self._queries.inc(num_tokens)
+        self._hits.labels("memory").inc(num_memory)
+        self._hits.labels("disk").inc(num_disk)
+
     def response(self, path: str, status: int) -> None:
         self._responses.labels(path, str(status)).inc()
 
@@ -104,7 +140,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """In Prometheus' text format."""
-        return generate_latest(self.registry)
+        return b"".join(map(generate_latest, self._shown))
 
 
 class _EngineCollector(Collector):
@@ -115,6 +151,8 @@ class _EngineCollector(Collector):
         stats = self._stats()
         for field, (name, help) in _GAUGES.items():
             yield GaugeMetricFamily(name, help, value=getattr(stats, field))
+        usage = stats.kv_blocks_held / max(1, stats.kv_blocks_total)
+        yield GaugeMetricFamily("octavo_kv_usage_ratio", "Share of the KV blocks that live requests hold.", value=usage)
         waste = stats.kv_blocks_held * 16 - stats.kv_slots_filled
         yield GaugeMetricFamily("octavo_kv_slots_wasted", "Slots of held blocks that hold no token.", value=waste)
         for field, (name, help) in _COUNTERS.items():

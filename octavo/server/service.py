@@ -39,7 +39,7 @@ class Service:
     tracer: Tracer = field(default_factory=NoTracer)
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(lambda: self.client.stats)
+        self.metrics = Metrics(lambda: self.client.stats, self.model, self.config.metric_names)
 
     @property
     def trouble(self) -> str | None:
