@@ -1,0 +1,175 @@
+"""Compiler: grammars for requests, compiled beside the engine's loop and kept for the next who asks for the same."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+from llguidance import LLMatcher, LLTokenizer
+
+from octavo.grammar.matcher import Matcher
+from octavo.grammar.source import Refused, compiled
+from octavo.grammar.trial import CPU_SECONDS, MEMORY_BYTES, NICENESS, Launch, Verdict
+from octavo.grammar.vocabulary import load_vocabulary
+from octavo.request import ParameterError, Structured
+
+CACHE_BYTES = 256 << 20
+CACHE_ENTRIES = 256
+ENTRY_BYTES = 16 << 10
+"""Of the smallest compiled grammar, about."""
+
+NUM_THREADS = 4
+"""So that a grammar which takes seconds does not hold up those behind it."""
+
+WALL_SECONDS = 120
+"""For a trial, where the machine is busy."""
+
+
+class Compilation:
+    """A grammar that is, or will be, ready for use: the gate of the requests that wait for it."""
+
+    reason = "grammar"
+
+    def __init__(self, structured: Structured) -> None:
+        self.structured = structured
+        self.num_bytes = ENTRY_BYTES + len(structured.text)
+        self.error: str | None = None
+        self._ready: tuple[LLMatcher, LLTokenizer, int] | None = None
+
+    def is_open(self) -> bool:
+        """Raises ParameterError where the grammar is refused."""
+        if self.error is not None:
+            raise ParameterError(self.structured.field, self.error)
+        return self._ready is not None
+
+    def start(self) -> Matcher:
+        """For one output; the gate must be open."""
+        assert self._ready is not None
+        return Matcher(*self._ready)
+
+
+class Compiler:
+    """The first grammar starts a process for trials and reads the tokenizer: a model without grammars pays nothing."""
+
+    def __init__(self, model: str, vocab_size: int, end_ids: Iterable[int], wake: Callable[[], None]) -> None:
+        """model: files with a tokenizer. end_ids: tokens that end an output. wake: called from any thread when a
+        compilation has ended."""
+        self._launch = Launch(model, vocab_size, sorted(end_ids))
+        self._wake = wake
+        self._cache: OrderedDict[Structured, Compilation] = OrderedDict()  # least recently used first
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar", _be_nice)
+        self._lock = threading.Lock()  # of what follows
+        self._trials: _Trials | None = None
+        self._vocabulary: LLTokenizer | None = None
+        self.num_compiled = 0
+        self.num_hits = 0
+        self.num_refused = 0
+
+    def compile(self, structured: Structured) -> Compilation:
+        """Returns at once. Equal grammars are compiled once while they are in the cache."""
+        known = self._cache.get(structured)
+        if known is not None:
+            self._cache.move_to_end(structured)
+            self.num_hits += 1
+            return known
+        compilation = self._cache[structured] = Compilation(structured)
+        self._shrink()
+        self._threads.submit(self._run, compilation)
+        return compilation
+
+    def close(self) -> None:
+        """Ends the process for trials."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            if self._trials is not None:
+                self._trials.close()
+
+    def _shrink(self) -> None:
+        num_bytes = sum(compilation.num_bytes for compilation in self._cache.values())
+        while len(self._cache) > 1 and (num_bytes > CACHE_BYTES or len(self._cache) > CACHE_ENTRIES):
+            num_bytes -= self._cache.popitem(last=False)[1].num_bytes
+
+    def _run(self, compilation: Compilation) -> None:
+        try:
+            self._compile(compilation)
+            self.num_compiled += 1
+        except Refused as error:
+            compilation.error = str(error)
+            self.num_refused += 1
+        except Exception as error:  # a client waits
+            compilation.error = f"grammars cannot be compiled: {type(error).__name__}: {error}"
+        self._wake()
+
+    def _compile(self, compilation: Compilation) -> None:
+        structured = compilation.structured
+        with self._lock:  # the others that come with the first wait here
+            if self._trials is None or not self._trials.alive:
+                self._trials = _Trials(self._launch)
+            if self._vocabulary is None:
+                launch = self._launch
+                self._vocabulary = load_vocabulary(Path(launch.model), launch.vocab_size, launch.end_ids)
+        verdict = self._trials.run(structured)
+        if verdict is None:
+            raise Refused(
+                f"the {structured.kind} takes more than the {CPU_SECONDS} seconds of processor time or the "
+                f"{MEMORY_BYTES >> 20} MB of memory that compiling may take"
+            )
+        if verdict.error is not None:
+            raise Refused(verdict.error)
+        matcher = compiled(structured, verdict.grammar, self._vocabulary)
+        compilation._ready = matcher, self._vocabulary, self._launch.vocab_size
+        compilation.num_bytes += verdict.num_bytes
+
+
+class _Trials:
+    """The process of `octavo.grammar.trial`."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._jobs, theirs = socket.socketpair()
+        root = str(Path(__file__).parents[2])
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "octavo.grammar.trial", str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
+            )
+        self.close = weakref.finalize(self, _end, self._process, self._jobs)
+        assert self._process.stdin is not None
+        with self._process.stdin as pipe:
+            pipe.write(msgspec.msgpack.encode(launch))
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def run(self, structured: Structured) -> Verdict | None:
+        """None: killed by a limit. OSError where the process has ended, or does not answer."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                socket.send_fds(self._jobs, [b"\0"], [theirs.fileno()])
+            ours.settimeout(WALL_SECONDS)
+            ours.sendall(msgspec.msgpack.encode(structured))
+            ours.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: ours.recv(1 << 16), b""))
+        return msgspec.msgpack.decode(answer, type=Verdict) if answer else None
+
+
+def _end(process: subprocess.Popen[bytes], jobs: socket.socket) -> None:
+    jobs.close()
+    process.kill()
+    process.wait()
+
+
+def _be_nice() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
