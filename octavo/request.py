@@ -370,6 +370,36 @@ _BOUNDS: tuple[tuple[str, type[int] | type[float], float, float], ...] = (
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
 
 
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """A wish that the cache keeps a request's blocks longer, or less long, than others.
+
+    Blocks are evicted by the time of their last use. A hint moves that time by `seconds`, and by a minute for each
+    level of `priority`: it weighs less and less as time goes on, and no block is ever pinned.
+    """
+
+    seconds: float = 0.0  # time to live: for so long it counts as if just used
+    priority: int = 0  # below 0: evicted before others
+    num_tokens: int | None = None  # the hint is for so many leading tokens; None: all, output included
+
+    def __post_init__(self) -> None:
+        for name, low, high in _RETENTION_BOUNDS:
+            value: Any = getattr(self, name)
+            if value is not None and not low <= value <= high:  # also true for NaN
+                raise ParameterError("retention", f"retention.{name} must be between {low} and {high}, got {value}")
+
+    @property
+    def bonus(self) -> float:
+        """Seconds by which the last use is moved."""
+        return self.seconds + 60.0 * self.priority
+
+    def covers(self, position: int) -> bool:
+        """Whether the hint is for the token at this position."""
+        return self.num_tokens is None or position < self.num_tokens
+
+
+_RETENTION_BOUNDS = (("seconds", 0, 86_400), ("priority", -100, 100), ("num_tokens", 1, 2**31 - 1))
+
+
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """What a request asks of scheduler and cache, beside its tokens. It changes when they come, never which."""
 
@@ -378,6 +408,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     total_seconds: float | None = None  # from its arrival to its last token; None: no limit
     ttft_seconds: float | None = None  # to its first token
     cache_salt: str = ""  # only requests of the same salt share KV blocks
+    retention: Retention | None = None  # how long its KV blocks are worth keeping
 
 
 PLAIN = Terms()

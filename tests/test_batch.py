@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from octavo.backends.base import Limits
-from octavo.cache.kv import Copy
+from octavo.cache.groups import Copy
 from octavo.request import Request, SamplingParams
 from octavo.sampling.definition import noise_key
 from octavo.sched.batch import BatchBuilder

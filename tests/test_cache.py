@@ -8,10 +8,12 @@ from collections import Counter
 import pytest
 
 from octavo.backends import base
-from octavo.cache.blocks import BLOCK_SIZE, BlockPool, blocks_for
+from octavo.cache.blocks import BLOCK_SIZE, BlockPool, GroupSpec, blocks_for
 from octavo.cache.kv import KvCache
-from octavo.cache.prefix import PrefixIndex, chain_key, common_prefix, root_key
+from octavo.cache.prefix import Node, PrefixIndex, chain_key, common_prefix, root_key
 from octavo.request import Request, SamplingParams
+
+ROOT = root_key(b"")
 
 
 def make(id: str, tokens: list[int]) -> Request:
@@ -19,8 +21,8 @@ def make(id: str, tokens: list[int]) -> Request:
 
 
 def admit(cache: KvCache, request: Request, num_reserved: int = 0) -> bool:
-    match = cache.match(request, request.num_tokens - 1)
-    return cache.admit(request, match, request.num_tokens, num_reserved)
+    reserved = [num_reserved for _ in cache.groups]
+    return cache.admit(request, cache.match(request), request.num_tokens, reserved) is not None
 
 
 def compute(cache: KvCache, request: Request, num_tokens: int) -> bool:
@@ -51,8 +53,8 @@ def test_block_size_is_that_of_the_backends() -> None:
 def test_pool_gives_low_ids_first() -> None:
     pool = BlockPool(4)
     assert [pool.take() for _ in range(3)] == [0, 1, 2]
-    pool.release(1, keep=False)
-    pool.release(0, keep=True)
+    pool.release(1, None)
+    pool.release(0, 1.0)
     assert (pool.num_free, pool.num_cached, pool.num_held, pool.num_available) == (2, 1, 1, 3)
     assert [pool.take(), pool.take()] == [1, 3]
     with pytest.raises(IndexError):
@@ -68,8 +70,8 @@ def test_pool_counts_filled_slots_of_held_blocks() -> None:
     pool.set_filled(block, 5)
     pool.share(block)
     assert pool.num_filled == 5
-    pool.release(block, keep=True)
-    pool.release(block, keep=True)
+    pool.release(block, 1.0)
+    pool.release(block, 1.0)
     assert pool.num_filled == 0
     pool.share(block)
     assert pool.num_filled == 5
@@ -97,10 +99,10 @@ def test_best_child_is_the_longest_common_prefix() -> None:
         index = PrefixIndex()
         children = {tuple(rng.randrange(3) for _ in range(rng.randint(1, 8))) for _ in range(rng.randint(0, 12))}
         for block, child in enumerate(sorted(children)):
-            index.insert(chain_key(index.root, child), index.root, child, block)
+            index.insert(chain_key(ROOT, child), Node(block, ROOT, child, 0))
         index.check()
         query = tuple(rng.randrange(3) for _ in range(rng.randint(0, 8)))
-        block, common = index.best_child(index.root, query)
+        block, common = index.best_child(ROOT, query)
         assert common == max((common_prefix(child, query) for child in children), default=0)
         if common:
             assert common_prefix(sorted(children)[block], query) == common
@@ -108,14 +110,14 @@ def test_best_child_is_the_longest_common_prefix() -> None:
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 100])
 def test_all_but_the_last_token_of_a_prompt_seen_before_is_cached(length: int) -> None:
-    cache = KvCache([16])
+    cache = KvCache([GroupSpec(16)])
     tokens = [i % 7 for i in range(length)]
     assert run(cache, make("a", tokens)) == 0
     assert run(cache, make("b", tokens)) == length - 1
 
 
 def test_reuse_is_exact_to_the_token() -> None:
-    cache = KvCache([200])
+    cache = KvCache([GroupSpec(200)])
     tokens = list(range(40))
     run(cache, make("a", tokens))
     for cut in range(1, 40):
@@ -123,10 +125,10 @@ def test_reuse_is_exact_to_the_token() -> None:
 
 
 def test_nothing_is_shared_when_disabled_or_differently_seeded() -> None:
-    cache = KvCache([16], enabled=False)
+    cache = KvCache([GroupSpec(16)], enabled=False)
     assert [run(cache, make(id, [1] * 40)) for id in "ab"] == [0, 0]
     assert cache.usage().num_cached == 0
-    one, two = KvCache([4], seed=b"1"), KvCache([4], seed=b"2")
+    one, two = KvCache([GroupSpec(4)], seed=b"1"), KvCache([GroupSpec(4)], seed=b"2")
     run(one, make("a", [1] * 40))
     run(two, make("a", [1] * 40))
     keys = [set(cache.groups[0].prefixes._nodes) for cache in (one, two)]
@@ -134,7 +136,7 @@ def test_nothing_is_shared_when_disabled_or_differently_seeded() -> None:
 
 
 def test_full_blocks_of_a_running_request_are_shared_once() -> None:
-    cache = KvCache([16])
+    cache = KvCache([GroupSpec(16)])
     a, b = make("a", [1] * 40), make("b", [1] * 40)
     assert admit(cache, a) and compute(cache, a, 33)
     assert admit(cache, b)
@@ -144,7 +146,7 @@ def test_full_blocks_of_a_running_request_are_shared_once() -> None:
 
 
 def test_equal_blocks_computed_twice_are_stored_once() -> None:
-    cache = KvCache([16])
+    cache = KvCache([GroupSpec(16)])
     a, b = make("a", [1] * 40), make("b", [1] * 40)
     assert admit(cache, a) and admit(cache, b)
     assert compute(cache, a, 40)
@@ -157,17 +159,17 @@ def test_equal_blocks_computed_twice_are_stored_once() -> None:
 
 
 def test_chains_lose_their_tail_first() -> None:
-    cache = KvCache([8])
+    cache = KvCache([GroupSpec(8)])
     run(cache, make("a", list(range(64))))
     run(cache, make("b", list(range(100, 164))))
     assert cache.usage().num_cached == 8
     run(cache, make("c", list(range(200, 232))))  # two blocks
-    assert cache.match(make("d", list(range(64))), 63).num_tokens == 32
-    assert cache.match(make("e", list(range(100, 164))), 63).num_tokens == 63
+    assert cache.match(make("d", list(range(64)))).num_tokens == 32
+    assert cache.match(make("e", list(range(100, 164)))).num_tokens == 63
 
 
 def test_a_block_that_says_more_replaces_the_shorter_one() -> None:
-    cache = KvCache([8])
+    cache = KvCache([GroupSpec(8)])
     tokens = list(range(30))
     for length in (3, 9, 20, 30):
         run(cache, make(f"r{length}", tokens[:length]))
@@ -175,7 +177,7 @@ def test_a_block_that_says_more_replaces_the_shorter_one() -> None:
 
 
 def test_admission_leaves_what_is_reserved() -> None:
-    cache = KvCache([4])
+    cache = KvCache([GroupSpec(4)])
     request = make("a", [1] * 33)
     assert not admit(cache, request, num_reserved=2)
     assert request.tables == []
@@ -184,7 +186,7 @@ def test_admission_leaves_what_is_reserved() -> None:
 
 
 def test_a_copy_is_given_up_where_its_source_takes_the_last_block() -> None:
-    cache = KvCache([2])
+    cache = KvCache([GroupSpec(2)])
     run(cache, make("a", [1] * 8))
     request = make("b", [1] * 8 + [2] * 24)
     assert admit(cache, request) and request.num_cached == 0
@@ -192,7 +194,7 @@ def test_a_copy_is_given_up_where_its_source_takes_the_last_block() -> None:
 
 
 def test_the_source_of_a_copy_outlives_its_owner() -> None:
-    cache = KvCache([3])
+    cache = KvCache([GroupSpec(3)])
     a = make("a", [1] * 8)
     assert admit(cache, a) and compute(cache, a, 8)
     b = make("b", [1] * 8 + [2])
@@ -208,7 +210,7 @@ def test_the_source_of_a_copy_outlives_its_owner() -> None:
 
 
 def test_a_hit_is_valid_in_all_groups() -> None:
-    cache = KvCache([8, 3])
+    cache = KvCache([GroupSpec(8), GroupSpec(3)])
     run(cache, make("a", list(range(40))))
     run(cache, make("b", list(range(100, 120))))  # evicts from the small group
     small = cache.groups[1].prefixes
@@ -223,7 +225,7 @@ def test_a_hit_is_valid_in_all_groups() -> None:
 def play(seed: int) -> Counter[str]:
     rng = random.Random(seed)
     num_blocks = rng.randint(2, 12)
-    cache = KvCache([num_blocks + g for g in range(rng.choice([1, 1, 2]))])
+    cache = KvCache([GroupSpec(num_blocks + g) for g in range(rng.choice([1, 1, 2]))])
     live: list[Request] = []
     known: list[list[int]] = [[]]
     seen: Counter[str] = Counter()
@@ -232,11 +234,11 @@ def play(seed: int) -> Counter[str]:
             old = rng.choice(known)
             fresh = [rng.randrange(3) for _ in range(rng.randint(1, 24))]
             request = make(str(turn), (old[: rng.randint(0, len(old))] + fresh)[: num_blocks * 16])
-            match = cache.match(request, request.num_tokens - 1)
+            match = cache.match(request)
             assert match.num_tokens == longest_known(cache, request.prompt_ids[:-1])
             pools = [group.pool for group in cache.groups]
             free = min(pool.num_available for pool in pools)
-            if cache.admit(request, match, request.num_tokens, 0):
+            if cache.admit(request, match, request.num_tokens, [0] * len(cache.groups)):
                 left = min(pool.num_available for pool in pools)
                 assert left >= free - blocks_for(request.num_tokens) - (request.num_cached % 16 > 0)
                 live.append(request)
@@ -267,7 +269,7 @@ def play(seed: int) -> Counter[str]:
         cache.free(request)
         cache.forget(request)
     cache.check([])
-    assert cache.usage().num_held == 0 and not cache._keys and not cache._coming
+    assert cache.usage().num_held == 0 and not len(cache.chains) and not list(cache.coming.items())
     return seen
 
 
@@ -275,7 +277,7 @@ def longest_known(cache: KvCache, tokens: list[int]) -> int:
     """The most leading tokens that any indexed block of every group ends with."""
     best = []
     for group in cache.groups:
-        prefixes: dict[bytes, list[int]] = {group.prefixes.root: []}
+        prefixes: dict[bytes, list[int]] = {ROOT: []}
         nodes = dict(group.prefixes._nodes)
         while nodes:
             for key, node in list(nodes.items()):

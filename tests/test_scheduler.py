@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from octavo.backends.base import Limits, StepResult
+from octavo.cache.blocks import GroupSpec
 from octavo.cache.kv import KvCache
 from octavo.request import FinishReason, ParameterError, Request, SamplingParams, Terms
 from octavo.sched.batch import BatchBuilder
@@ -27,7 +28,7 @@ class Engine:
         max_model_len: int = 512, enabled: bool = True, num_groups: int = 1,
     ) -> None:  # fmt: skip
         self.limits = Limits(max_tokens, max_rows, max_seqs, max_model_len)
-        self.cache = KvCache([num_blocks + g for g in range(num_groups)], enabled)
+        self.cache = KvCache([GroupSpec(num_blocks + g) for g in range(num_groups)], enabled)
         self.scheduler = Scheduler(self.cache, self.limits)
         self.batches = BatchBuilder(self.limits, num_groups)
         self.model = PagedModel(num_groups)
@@ -236,7 +237,7 @@ def test_nobody_waits_for_a_prompt_that_was_computed_before_a_preemption() -> No
     engine.scheduler._preempt(engine.scheduler._running[0], 0.0)
     engine.step()
     assert leader.num_cached == 25
-    pool, index = engine.cache.groups[0]
+    pool, index = engine.cache.groups[0].pool, engine.cache.groups[0].prefixes
     source = pool.oldest()
     index.remove(source)
     pool.drop(source)

@@ -3,22 +3,33 @@
 Every id of [0, num_blocks) is in exactly one state::
 
     held     refcount > 0: live requests (or a copy of this step) refer to it
-    cached   refcount 0, kept for the prefix index; least recently released first
+    cached   refcount 0, kept for the prefix index; evicted by time of last use
     free     everything else
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from typing import NamedTuple
+
+from octavo.cache.eviction import EvictionOrder
 
 BLOCK_SIZE = 16
 """Tokens per block; equals `backends.base.BLOCK_SIZE` (a test compares them), which this package may not import."""
+
+_NEVER = float("-inf")
 
 
 def blocks_for(num_tokens: int) -> int:
     """Blocks that `num_tokens` tokens take."""
     return -(-num_tokens // BLOCK_SIZE)
+
+
+class GroupSpec(NamedTuple):
+    """A KV group: layers with the same needs. `window`: tokens that a query sees, itself included; None: all."""
+
+    num_blocks: int
+    window: int | None = None
 
 
 class BlockPool:
@@ -32,7 +43,8 @@ class BlockPool:
         self.num_filled = 0  # written slots of held blocks
         self.refcounts = [0] * num_blocks
         self.filled = [0] * num_blocks  # written slots, also of cached blocks; 0 when free
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self.used = [_NEVER] * num_blocks  # time of last use, as hints move it
+        self._cached = EvictionOrder()
         self._returned: list[int] = []  # heap of free ids below _fresh
         self._fresh = 0  # ids from here on were never used
 
@@ -65,30 +77,32 @@ class BlockPool:
     def share(self, block: int) -> None:
         """One more holder of a held or cached block."""
         if self.refcounts[block] == 0:
-            del self._cached[block]
+            self._cached.remove(block)
             self.num_held += 1
             self.num_filled += self.filled[block]
         self.refcounts[block] += 1
 
-    def release(self, block: int, keep: bool) -> None:
-        """One holder less. With the last one the block is cached as most recent (`keep`) or free."""
+    def release(self, block: int, used: float | None) -> None:
+        """One holder less. With the last one the block is cached, as last used at `used` or later, or free (None)."""
+        if used is not None:
+            self.used[block] = max(self.used[block], used)
         self.refcounts[block] -= 1
         if self.refcounts[block] > 0:
             return
         self.num_held -= 1
         self.num_filled -= self.filled[block]
-        if keep:
-            self._cached[block] = None
+        if used is not None:
+            self._cached.add(block, self.used[block])
         else:
             self._return(block)
 
     def oldest(self) -> int:
         """The cached block to evict next."""
-        return next(iter(self._cached))
+        return self._cached.first()
 
     def drop(self, block: int) -> None:
         """A cached block becomes free."""
-        del self._cached[block]
+        self._cached.remove(block)
         self._return(block)
 
     def set_filled(self, block: int, num_slots: int) -> None:
@@ -98,11 +112,12 @@ class BlockPool:
 
     def cached_blocks(self) -> list[int]:
         """Cached ids, next to be evicted first."""
-        return list(self._cached)
+        return self._cached.blocks()
 
     def free_blocks(self) -> set[int]:
         return set(self._returned) | set(range(self._fresh, self.num_blocks))
 
     def _return(self, block: int) -> None:
         self.filled[block] = 0
+        self.used[block] = _NEVER
         heapq.heappush(self._returned, block)

@@ -6,12 +6,20 @@ that the next step makes before anything else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from octavo.cache.blocks import BLOCK_SIZE, BlockPool, blocks_for
-from octavo.cache.prefix import Key, PrefixIndex, chain_key, root_key
-from octavo.request import Request
+from octavo.cache.blocks import BLOCK_SIZE, GroupSpec, blocks_for
+from octavo.cache.chains import Chains
+from octavo.cache.coming import Coming
+from octavo.cache.groups import Copy, Group
+from octavo.cache.integrity import check
+from octavo.cache.match import Match, Matcher
+from octavo.cache.prefix import Key, Node, chain_key
+from octavo.cache.scores import ScoreStore
+from octavo.cache.window import first_block, most_blocks
+from octavo.request import Request, TokenLogprobs
 
 
 class Usage(NamedTuple):
@@ -21,142 +29,165 @@ class Usage(NamedTuple):
     num_held: int  # distinct blocks that live requests refer to
     num_cached: int  # blocks that only the prefix index keeps
     num_filled: int  # written token slots of held blocks
-
-
-class Copy(NamedTuple):
-    source: int
-    destination: int
-
-
-class Match(NamedTuple):
-    """What a request can reuse: `shared[g]` whole blocks by reference, then `num_copied` tokens of `sources[g]`."""
-
-    shared: list[list[int]]
-    num_copied: int
-    sources: list[int]
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.shared[0]) * BLOCK_SIZE + self.num_copied
-
-
-class Group(NamedTuple):
-    """Layers with the same needs: an id space of its own, and the prefixes found in it."""
-
-    pool: BlockPool
-    prefixes: PrefixIndex
+    score_bytes: int  # of prompt scores kept with blocks
 
 
 class KvCache:
     """KV blocks of all groups.
 
-    A table (`request.tables[g]`) grows in place; any other change to it makes a new list, so that a reader may
+    `request.tables[g][i]` is the block that holds tokens [16i, 16i+16); -1 where it has left the window. A table grows
+    at its end and its blocks leave the window in place; any other change makes a new list, so that a reader may
     remember how far it has read.
     """
 
-    def __init__(self, num_blocks: Sequence[int], enabled: bool = True, seed: bytes = b"") -> None:
-        """`num_blocks` per group. `enabled`: reuse prefixes. `seed`: everything else that the cached values depend on."""
-        self.groups = [Group(BlockPool(n), PrefixIndex(seed)) for n in num_blocks]
+    def __init__(
+        self,
+        groups: Sequence[GroupSpec],
+        enabled: bool = True,
+        seed: bytes = b"",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`enabled`: reuse prefixes. `seed`: everything else that the cached values depend on. `clock`: in seconds."""
+        self.groups = [Group(spec) for spec in groups]
+        self.scores = ScoreStore()
         self.enabled = enabled
-        self._root = root_key(seed)
-        self._keys: dict[tuple[str, int], list[Key]] = {}
-        self._coming: dict[Key, Request] = {}  # blocks that a running request is about to compute
-        self._copies: list[list[Copy]] = [[] for _ in self.groups]
+        self.chains = Chains(seed)
+        self.coming = Coming()
+        self._clock = clock
+        self._matcher = Matcher(self.groups, self.scores, self.chains, self.coming)
+        self._admitted: set[tuple[str, int]] = set()
+        self._flushed: set[tuple[str, int]] = set()  # they hold what may not be reused any more
+
+    # Questions
 
     def fits(self, num_tokens: int) -> bool:
         """Whether a request of this many computed tokens could ever run, alone."""
-        return all(blocks_for(num_tokens) <= group.pool.num_blocks for group in self.groups)
+        return all(most_blocks(num_tokens, group.window) <= group.pool.num_blocks for group in self.groups)
 
     def room(self, request: Request) -> int:
         """Tokens that a request could compute now without taking a block from another."""
         return min(
-            (len(table) + group.pool.num_available) * BLOCK_SIZE - request.num_computed
+            (len(table) + group.pool.num_available - group.must_copy(table, request.num_computed)) * BLOCK_SIZE
+            - request.num_computed
             for table, group in zip(request.tables, self.groups, strict=True)
         )
 
+    def demands(self, goals: Iterable[tuple[Request, int]]) -> list[int]:
+        """Per group, the blocks that running requests still take from others to compute so many tokens each."""
+        demands = [0] * len(self.groups)
+        for request, num_tokens in goals:
+            for g, (table, group) in enumerate(zip(request.tables, self.groups, strict=True)):
+                held = group.num_in_window(len(table), request.num_computed)
+                demands[g] += max(0, most_blocks(num_tokens, group.window) - held)
+                demands[g] += group.must_copy(table, request.num_computed)
+        return demands
+
     def num_private(self, request: Request) -> int:
         """Computed tokens in blocks that no other request refers to."""
-        table, refcounts = request.tables[0], self.groups[0].pool.refcounts
-        num_shared = sum(refcounts[block] > 1 for block in table)
+        g = self._matcher.anchor
+        refcounts = self.groups[g].pool.refcounts
+        num_shared = sum(block >= 0 and refcounts[block] > 1 for block in request.tables[g])
         return max(0, request.num_computed - num_shared * BLOCK_SIZE)
 
-    # Admission
-
-    def match(self, request: Request, limit: int) -> Match:
-        """The longest computed prefix of at most `limit` tokens, valid in all groups. Changes nothing."""
-        if not self.enabled:
-            return Match([[] for _ in self.groups], 0, [-1 for _ in self.groups])
-        keys = self._extend_keys(request, limit // BLOCK_SIZE)
-        depth = min(self._depth(group.prefixes, keys) for group in self.groups)
-        start = depth * BLOCK_SIZE
-        tail = tuple(request.token_ids(start, min(limit, start + BLOCK_SIZE)))
-        parent = keys[depth - 1] if depth else self._root
-        found = [group.prefixes.best_child(parent, tail) for group in self.groups]
-        shared = [[self._block(group.prefixes, key) for key in keys[:depth]] for group in self.groups]
-        return Match(shared, min(common for _, common in found), [block for block, _ in found])
-
-    def awaited(self, request: Request, match: Match, limit: int) -> Key | None:
-        """The block after the match, where a running request is about to compute it."""
-        if not self.enabled or match.num_tokens >= limit:
-            return None
-        depth = len(match.shared[0])
-        if (depth + 1) * BLOCK_SIZE <= request.num_tokens:
-            key = self._extend_keys(request, depth + 1)[depth]
-        elif depth == len(request.prompt_ids) // BLOCK_SIZE:
-            key = self._tail_key(request)
-        else:
-            return None
-        return key if key in self._coming else None
+    def keys(self, request: Request, num_blocks: int) -> list[Key]:
+        """Names of the request's first 0 to `num_blocks` whole blocks: the root of its salt, then one for each block."""
+        return self.chains.keys(request, num_blocks)
 
     def leader(self, key: Key) -> Request | None:
         """The running request that is still about to compute this block."""
-        return self._coming.get(key)
+        return self.coming.leader(key)
 
-    def admit(self, request: Request, match: Match, num_tokens: int, num_reserved: int) -> bool:
-        """Give the request the matched blocks, if blocks for `num_tokens` could be had beside `num_reserved` others.
+    # Admission
 
-        Sets tables, num_cached and num_computed. The copies are due before the next step; their sources stay held
-        until `end_step`.
+    def match(self, request: Request) -> Match:
+        """The longest prefix, without the last token, that is computed, and scored if scores are wanted. Changes nothing."""
+        return self._matcher.match(request) if self.enabled else self._matcher.nothing(request)
+
+    def admit(self, request: Request, match: Match, num_tokens: int, reserved: Sequence[int]) -> Match | None:
+        """Give the request the matched blocks, if blocks for `num_tokens` could be had beside `reserved` ones per group.
+
+        Sets tables, num_cached, num_computed and known prompt scores. Returns the match that was used: less where
+        a block for the copied part was not there. The copies are due before the next step; their sources stay held until
+        `end_step`.
         """
-        if not self._has_room(match, num_tokens, num_reserved):
-            match = match._replace(num_copied=0)  # the source of a copy is held too, for a step
-            if not self._has_room(match, num_tokens, num_reserved):
-                return False
-        for shared, source, group in zip(match.shared, match.sources, self.groups, strict=True):
-            for block in shared:
-                group.pool.share(block)
+        if not self._has_room(match, num_tokens, reserved):
+            if not match.num_copied:
+                return None
+            match = self._matcher.whole_blocks(request, match)  # the source of a copy is held too, for a step
+            if not self._has_room(match, num_tokens, reserved):
+                return None
+        request.prompt_logprobs += self._matcher.known_scores(request, match.num_tokens)
+        for blocks, source, group in zip(match.shared, match.sources, self.groups, strict=True):
+            for block in blocks:
+                if block >= 0:
+                    group.pool.share(block)
             if match.num_copied:
                 group.pool.share(source)
-        request.tables = [list(shared) for shared in match.shared]
+        request.tables = [list(blocks) for blocks in match.shared]
         if match.num_copied:
-            for g, (pool, _) in enumerate(self.groups):
-                block = self._take(g)
-                pool.set_filled(block, match.num_copied)
-                request.tables[g].append(block)
-                self._copies[g].append(Copy(match.sources[g], block))
+            for table, source, group in zip(request.tables, match.sources, self.groups, strict=True):
+                table.append(self._copy(group, source, match.num_copied))
         request.num_cached = request.num_computed = match.num_tokens
+        self._admitted.add(request.key)
         if self.enabled:
-            for key in self._coming_keys(request, len(match.shared[0])):
-                self._coming.setdefault(key, request)
-        return True
+            self.coming.announce(self._coming_keys(request, len(match.shared[0])), request)
+        return match
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """The child, equal to the parent so far, refers to all its blocks, the unfinished one included. Between steps."""
+        assert not child.tables and not any(group.copies for group in self.groups), "a step is under way"
+        assert child.terms.cache_salt == parent.terms.cache_salt and child.key != parent.key
+        num_blocks = blocks_for(parent.num_computed)
+        child.tables = [table[:num_blocks] for table in parent.tables]
+        for table, group in zip(child.tables, self.groups, strict=True):
+            for block in table:
+                if block >= 0:
+                    group.pool.share(block)
+        child.num_cached = child.num_computed = parent.num_computed
+        self.chains.fork(parent, child, parent.num_computed // BLOCK_SIZE)
+        self._admitted.add(child.key)
+        if parent.key in self._flushed:
+            self._flushed.add(child.key)
 
     # Progress
 
     def grow(self, request: Request, num_tokens: int) -> bool:
-        """Extend the tables to hold `num_tokens`, evicting cached blocks where needed. All or nothing."""
-        wanted = blocks_for(num_tokens)
-        if min(map(len, request.tables)) >= wanted:
-            return True
+        """Let the next tokens up to `num_tokens` be written, evicting cached blocks where needed. All or nothing.
+
+        Extends the tables; an unfinished block that others refer to is copied.
+        """
+        wanted, num_computed = blocks_for(num_tokens), request.num_computed
         for table, group in zip(request.tables, self.groups, strict=True):
-            if wanted - len(table) > group.pool.num_available:
+            new = max(0, wanted - len(table)) + group.must_copy(table, num_computed)
+            if new > group.pool.num_available:
                 return False
-        for g, table in enumerate(request.tables):
+        for g, group in enumerate(self.groups):
+            table = request.tables[g]
+            if group.must_copy(table, num_computed):
+                i, num_slots = divmod(num_computed, BLOCK_SIZE)
+                table = request.tables[g] = list(table)
+                table[i] = self._copy(group, table[i], num_slots)  # our reference is the copy's now
             while len(table) < wanted:
-                table.append(self._take(g))
+                table.append(self._take(group))
         return True
 
+    def copies(self) -> list[list[Copy]]:
+        """Per group, the copies due before this step. No destination is the source of another."""
+        return [[Copy(source, block) for block, source in group.copies.items()] for group in self.groups]
+
+    def end_step(self) -> None:
+        """The step ran: its copies are done and their sources may go."""
+        if any(group.copies for group in self.groups):
+            now = self._clock()
+            for group in self.groups:
+                while group.copies:
+                    group.release(group.copies.popitem()[1], now)
+
     def advance(self, request: Request, num_computed: int) -> None:
-        """The tokens up to `num_computed` are in the cache now: count them, publish the blocks that became full."""
+        """The tokens up to `num_computed` are in the cache now: count them, publish the blocks that became full.
+
+        Prompt scores of these tokens are there already.
+        """
         start, request.num_computed = request.num_computed, num_computed
         first, last = start // BLOCK_SIZE, num_computed // BLOCK_SIZE
         for table, group in zip(request.tables, self.groups, strict=True):
@@ -164,40 +195,87 @@ class KvCache:
                 group.pool.set_filled(block, BLOCK_SIZE)
             if num_computed > last * BLOCK_SIZE:
                 group.pool.set_filled(table[last], num_computed - last * BLOCK_SIZE)
-        if self.enabled:
+        if self._publishes(request):
             for i in range(first, last):
                 self._publish(request, i)
             if start < len(request.prompt_ids) <= num_computed:
                 self._publish_prompt_tail(request)
-
-    def copies(self) -> list[list[Copy]]:
-        """Per group, the copies due before this step. No destination is the source of another."""
-        return self._copies
-
-    def end_step(self) -> None:
-        """The step ran: its copies are done and their sources may go."""
-        for group, copies in zip(self.groups, self._copies, strict=True):
-            for copy in copies:
-                group.pool.release(copy.source, keep=copy.source in group.prefixes)
-        self._copies = [[] for _ in self.groups]
+        for table, group in zip(request.tables, self.groups, strict=True):
+            if group.window is not None:
+                left = range(first_block(start, group.window), first_block(num_computed, group.window))
+                now = self._clock() if left else 0.0
+                for i in left:
+                    group.release(table[i], self._used(request, i, now))
+                    table[i] = -1
 
     def free(self, request: Request, keep_tail: bool = True) -> None:
         """Give up all blocks, last first; what is indexed stays as cached. `keep_tail`: index the unfinished block too."""
         num_full, num_rest = divmod(request.num_computed, BLOCK_SIZE)
-        if self.enabled and num_rest and keep_tail:
-            self._publish_tail(request, num_full, request.num_computed)
-        for table, group in zip(request.tables, self.groups, strict=False):
-            for block in reversed(table):
-                group.pool.release(block, keep=block in group.prefixes)
-        if self.enabled and request.tables:
-            for key in self._coming_keys(request, num_full):
-                self._arrived(key, request)
+        if request.tables:
+            publishes, now = self._publishes(request), self._clock()
+            if publishes and num_rest and keep_tail:
+                self._publish_tail(request, num_full, request.num_computed)
+            for table, group in zip(request.tables, self.groups, strict=True):
+                for i in range(len(table) - 1, -1, -1):
+                    if table[i] >= 0:
+                        group.release(table[i], self._used(request, i, now))
+            if publishes:
+                for key in self._coming_keys(request, num_full):
+                    self.coming.arrived(key, request)
+        self._admitted.discard(request.key)
+        self._flushed.discard(request.key)
         request.tables = []
         request.num_computed = request.num_cached = 0
 
     def forget(self, request: Request) -> None:
         """The request has ended: drop what was remembered of it."""
-        self._keys.pop(request.key, None)
+        self.chains.forget(request)
+
+    def flush(self) -> int:
+        """Nothing computed before is reused from here on. Returns the blocks that are free by it.
+
+        Requests go on with the blocks they hold, which nobody else finds any more.
+        """
+        self.coming.clear()
+        self.scores.clear()
+        self._matcher.evicted.clear()
+        self._flushed = set(self._admitted)
+        return sum(group.flush() for group in self.groups)
+
+    def install(
+        self, g: int, parent: Key, depth: int, blocks: Sequence[tuple[Key, tuple[int, ...]]],
+        write: Callable[[int, int], None],
+    ) -> int:  # fmt: skip
+        """Take up full blocks that were computed elsewhere: a chain of (key, tokens) behind `parent`, at `depth` blocks.
+
+        `write(block, i)` fills each one that is not known. The parent is a root or indexed, except in a window.
+        Returns how many of `blocks` are indexed now, from the first on: fewer than all where no block can be had.
+        """
+        group = self.groups[g]
+        pool, index = group.pool, group.prefixes
+        if not self.enabled or (index.chained and depth and index.get(parent) is None):
+            return 0
+        held = group.ancestors(parent)
+        for block in held:
+            pool.share(block)
+        done = 0
+        for key, token_ids in blocks:
+            known = index.get(key)
+            if known is not None:
+                pool.share(known)
+            elif pool.num_available:
+                known = self._take(group)
+                write(known, done)
+                pool.set_filled(known, BLOCK_SIZE)
+                self._index(g, key, Node(known, parent, token_ids, depth + done))
+            else:
+                break
+            held.append(known)
+            parent, done = key, done + 1
+        now = self._clock()
+        for block in reversed(held):
+            group.release(block, now)
+        return done
 
     # Numbers
 
@@ -208,158 +286,137 @@ class KvCache:
             sum(pool.num_held for pool in pools),
             sum(pool.num_cached for pool in pools),
             sum(pool.num_filled for pool in pools),
+            self.scores.num_bytes,
         )
 
     def check(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless pool, tables and index agree. `requests` are all that may have tables."""
         requests = list(requests)
-        for g, (pool, index) in enumerate(self.groups):
-            holders = [0] * pool.num_blocks
-            filled = [0] * pool.num_blocks
-            for request in requests:
-                if not request.tables:
-                    assert request.num_computed == 0, f"{request.key} has computed tokens and no table"
-                    continue
-                table = request.tables[g]
-                assert len(set(table)) == len(table) >= blocks_for(request.num_computed), f"table of {request.key}"
-                for i, block in enumerate(table):
-                    holders[block] += 1
-                    slots = max(0, min(BLOCK_SIZE, request.num_computed - i * BLOCK_SIZE))
-                    assert pool.filled[block] == slots
-                    filled[block] = pool.filled[block]
-            for copy in self._copies[g]:
-                holders[copy.source] += 1
-                filled[copy.source] = pool.filled[copy.source]
-            assert holders == pool.refcounts, "refcounts differ from the references of tables and copies"
-            sources, targets = {c.source for c in self._copies[g]}, [c.destination for c in self._copies[g]]
-            assert len(set(targets)) == len(targets) and sources.isdisjoint(targets)
-            cached, free = pool.cached_blocks(), pool.free_blocks()
-            held = {block for block, count in enumerate(holders) if count}
-            assert len(held) == pool.num_held and len(cached) == pool.num_cached and len(free) == pool.num_free
-            assert len(held) + len(cached) + len(free) == pool.num_blocks == len(held | set(cached) | free)
-            assert sum(filled) == pool.num_filled, "filled slots"
-            index.check()
-            assert all(block in index for block in cached), "a cached block is not indexed"
-            assert all(block not in index and pool.filled[block] == 0 for block in free), "a free block is in use"
-            order = {block: i for i, block in enumerate(cached)}
-            for block, node in index.nodes():
-                assert pool.filled[block] >= len(node.token_ids)
-                parent = index.get(node.parent)
-                if parent in order:
-                    assert order.get(block, len(order)) < order[parent], "a parent would be evicted first"
-        for key, request in self._coming.items():
+        assert self._admitted == {request.key for request in requests if request.tables} >= self._flushed
+        for g, group in enumerate(self.groups):
+            check(g, group, requests)
+        self.scores.check()
+        anchor = self.groups[self._matcher.anchor].prefixes
+        assert all(anchor.get(key) is not None for key in self.scores.keys), "scores without their block"
+        for key, request in self.coming.items():
             assert request in requests
             assert key in self._coming_keys(request, request.num_computed // BLOCK_SIZE), f"{request.key} is waited for"
 
     # Inside
 
-    def _extend_keys(self, request: Request, count: int) -> list[Key]:
-        """The first `count` chain keys of a request, remembered until `forget`."""
-        keys = self._keys.setdefault(request.key, [])
-        for i in range(len(keys), count):
-            parent = keys[-1] if keys else self._root
-            keys.append(chain_key(parent, request.token_ids(i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE)))
-        return keys[:count]
+    def _publishes(self, request: Request) -> bool:
+        return self.enabled and request.key not in self._flushed
 
-    @staticmethod
-    def _depth(index: PrefixIndex, keys: list[Key]) -> int:
-        for depth, key in enumerate(keys):
-            if index.get(key) is None:
-                return depth
-        return len(keys)
+    def _used(self, request: Request, i: int, now: float) -> float:
+        """When block i of the request counts as used, where it is used `now`."""
+        hint = request.terms.retention
+        return now + hint.bonus if hint and hint.covers(i * BLOCK_SIZE) else now
 
-    @staticmethod
-    def _block(index: PrefixIndex, key: Key) -> int:
-        block = index.get(key)
-        assert block is not None
-        return block
-
-    def _has_room(self, match: Match, num_tokens: int, num_reserved: int) -> bool:
-        for shared, source, group in zip(match.shared, match.sources, self.groups, strict=True):
+    def _has_room(self, match: Match, num_tokens: int, reserved: Sequence[int]) -> bool:
+        num_tokens = max(num_tokens, match.num_tokens)
+        for blocks, source, group, others in zip(match.shared, match.sources, self.groups, reserved, strict=True):
             refcounts = group.pool.refcounts
-            revived = sum(refcounts[block] == 0 for block in shared)
+            revived = sum(block >= 0 and refcounts[block] == 0 for block in blocks)
             if match.num_copied and refcounts[source] == 0:
                 revived += 1
-            new = max(blocks_for(num_tokens), blocks_for(match.num_tokens)) - len(shared)
-            if new + revived + num_reserved > group.pool.num_available:
+            held = group.num_in_window(len(blocks), match.num_tokens)
+            new = max(0, most_blocks(num_tokens, group.window) - held)
+            if new + revived + others > group.pool.num_available:
                 return False
         return True
 
-    def _take(self, g: int) -> int:
-        pool, index = self.groups[g]
+    def _take(self, group: Group) -> int:
+        pool = group.pool
         if not pool.num_free:
             block = pool.oldest()
-            index.remove(block)
+            self._matcher.evicted.add(self._unindex(group, block))
             pool.drop(block)
         return pool.take()
 
+    def _copy(self, group: Group, source: int, num_slots: int) -> int:
+        """A new block that this step fills with what a held one has. The hold goes with the step."""
+        block = self._take(group)
+        group.pool.set_filled(block, num_slots)
+        group.copies[block] = source
+        return block
+
+    def _index(self, g: int, key: Key, node: Node) -> None:
+        """Name a block; what holds less of the same is not needed any more."""
+        group = self.groups[g]
+        other = group.prefixes.shorter(node.parent, node.token_ids)
+        if other is not None and group.pool.refcounts[other] == 0:
+            self._unindex(group, other, heir=key)
+            group.pool.drop(other)
+        group.prefixes.insert(key, node)
+
+    def _unindex(self, group: Group, block: int, heir: Key | None = None) -> Key:
+        """`heir`: the name of a block that begins with the same tokens and takes its place."""
+        key = group.prefixes.remove(block)
+        if group is self.groups[self._matcher.anchor]:
+            if heir is not None:
+                self.scores.inherit(key, heir)
+            self.scores.drop(key)
+        return key
+
     def _publish(self, request: Request, i: int) -> None:
         """Index full block i, or use the block that already holds this prefix."""
-        keys = self._extend_keys(request, i + 1)
-        key, parent = keys[i], keys[i - 1] if i else self._root
-        self._arrived(key, request)
+        parent, key = self.chains.keys(request, i + 1)[i:]
+        self.coming.arrived(key, request)
         token_ids = tuple(request.token_ids(i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE))
-        for g, (pool, index) in enumerate(self.groups):
-            block, known = request.tables[g][i], index.get(key)
+        for g, group in enumerate(self.groups):
+            block, known = request.tables[g][i], group.prefixes.get(key)
             if known == block:
                 continue
-            if block in index:  # as the prompt's tail
-                index.remove(block)
+            if block in group.prefixes:  # as the prompt's tail
+                self._unindex(group, block, heir=key)
             if known is None:
-                self._drop_shorter(g, parent, token_ids)
-                index.insert(key, parent, token_ids, block)
+                self._index(g, key, Node(block, parent, token_ids, i))
             else:
-                pool.share(known)
+                group.pool.share(known)
                 request.tables[g] = [*request.tables[g][:i], known, *request.tables[g][i + 1 :]]
-                pool.release(block, keep=False)
+                group.release(block, None)
+        self._keep_scores(request, i, (i + 1) * BLOCK_SIZE, key)
 
     def _publish_prompt_tail(self, request: Request) -> None:
         """Let equal prompts copy the unfinished block while its owner goes on writing behind the prompt."""
         num_full, num_rest = divmod(len(request.prompt_ids), BLOCK_SIZE)
         if num_rest:
-            self._arrived(self._tail_key(request), request)
+            self.coming.arrived(self.chains.prompt_tail(request), request)
             if request.num_computed < (num_full + 1) * BLOCK_SIZE:
                 self._publish_tail(request, num_full, len(request.prompt_ids))
 
     def _publish_tail(self, request: Request, i: int, end: int) -> None:
         """Index block i, unfinished, as the source of later copies of the tokens up to `end`, unless one is known."""
-        keys = self._extend_keys(request, i)
-        parent = keys[i - 1] if i else self._root
+        parent = self.chains.keys(request, i)[i]
         token_ids = tuple(request.token_ids(i * BLOCK_SIZE, end))
-        for g, (_, index) in enumerate(self.groups):
+        key = chain_key(parent, token_ids)
+        for g, group in enumerate(self.groups):
             block = request.tables[g][i]
-            other, common = index.best_child(parent, token_ids)
+            other, common = group.prefixes.best_child(parent, token_ids)
             if other == block and common == len(token_ids):
                 continue
-            if block in index:
-                index.remove(block)
+            if block in group.prefixes:
+                self._unindex(group, block, heir=key)
             if common < len(token_ids):
-                self._drop_shorter(g, parent, token_ids)
-                index.insert(chain_key(parent, token_ids), parent, token_ids, block)
+                self._index(g, key, Node(block, parent, token_ids, i))
+        anchor = self.groups[self._matcher.anchor].prefixes
+        self._keep_scores(request, i, end, anchor.key_of(anchor.best_child(parent, token_ids)[0]))
 
-    def _tail_key(self, request: Request) -> Key:
-        """Key of the prompt's last tokens, those behind its full blocks."""
-        num_full = len(request.prompt_ids) // BLOCK_SIZE
-        keys = self._extend_keys(request, num_full)
-        return chain_key(keys[-1] if keys else self._root, request.prompt_ids[num_full * BLOCK_SIZE :])
+    def _keep_scores(self, request: Request, i: int, stop: int, key: Key) -> None:
+        """Keep, with the block named `key`, the known scores of the request's tokens from block i's first up to `stop`."""
+        num_top = request.params.prompt_logprobs
+        if num_top is None or num_top < 0:
+            return
+        scores: list[TokenLogprobs | None] = [*request.prompt_logprobs[max(0, i * BLOCK_SIZE - 1) : stop - 1]]
+        if scores:
+            self.scores.put(key, scores if i else [None, *scores], num_top)
 
     def _coming_keys(self, request: Request, start: int) -> list[Key]:
         """Keys of the blocks from `start` on that the request computes from tokens known now.
 
         The prompt's tail is among them only while it is not computed: a resumed request may have it already.
         """
-        keys = self._extend_keys(request, request.num_tokens // BLOCK_SIZE)[start:]
+        keys = self.chains.keys(request, request.num_tokens // BLOCK_SIZE)[start + 1 :]
         if len(request.prompt_ids) % BLOCK_SIZE and request.num_computed < len(request.prompt_ids):
-            keys.append(self._tail_key(request))
+            keys.append(self.chains.prompt_tail(request))
         return keys
-
-    def _arrived(self, key: Key, request: Request) -> None:
-        if self._coming.get(key) is request:
-            del self._coming[key]
-
-    def _drop_shorter(self, g: int, parent: Key, token_ids: tuple[int, ...]) -> None:
-        pool, index = self.groups[g]
-        block = index.shorter(parent, token_ids)
-        if block is not None and pool.refcounts[block] == 0:
-            index.remove(block)
-            pool.drop(block)

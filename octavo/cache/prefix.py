@@ -1,7 +1,7 @@
 """PrefixIndex: which block holds the keys and values of which prefix.
 
 A prefix is named by a chain key: a 128-bit BLAKE2b digest of the parent's key and the block's token ids, so equal
-keys mean equal prefixes, back to the seed (weights, KV type, rope, numerics version, ISA, activations, salt).
+keys mean equal prefixes, back to the seed (weights, KV type, rope, numerics version, ISA, activations) and the salt.
 Blocks that are not full may be indexed too; they end a chain and serve only as the source of a copy.
 """
 
@@ -16,9 +16,10 @@ from typing import NamedTuple
 Key = bytes
 
 
-def root_key(seed: bytes) -> Key:
-    """Parent of every first block."""
-    return hashlib.blake2b(seed, digest_size=16, person=b"octavo-prefix").digest()
+def root_key(seed: bytes, salt: str = "") -> Key:
+    """Parent of every first block of one seed and salt."""
+    root = hashlib.blake2b(seed, digest_size=16, person=b"octavo-prefix").digest()
+    return hashlib.blake2b(salt.encode(errors="surrogatepass"), digest_size=16, key=root).digest() if salt else root
 
 
 def chain_key(parent: Key, token_ids: Sequence[int]) -> Key:
@@ -30,13 +31,15 @@ class Node(NamedTuple):
     block: int
     parent: Key
     token_ids: tuple[int, ...]
+    depth: int  # blocks before it in its chain; the parent of depth 0 is a root
 
 
 class PrefixIndex:
     """Keys to blocks of one KV group. The pool knows which blocks are held; the index only names them."""
 
-    def __init__(self, seed: bytes = b"") -> None:
-        self.root = root_key(seed)
+    def __init__(self, chained: bool = True) -> None:
+        """`chained`: a block is of use only with its parents, so it leaves before them. Not so in a window."""
+        self.chained = chained
         self._nodes: dict[Key, Node] = {}
         self._keys: dict[int, Key] = {}
         # Sorted by tokens: the longest common prefix with any query is at one of the two neighbours of its place.
@@ -53,23 +56,38 @@ class PrefixIndex:
         node = self._nodes.get(key)
         return None if node is None else node.block
 
-    def insert(self, key: Key, parent: Key, token_ids: tuple[int, ...], block: int) -> None:
-        """Name `block`. Neither the key nor the block may be in use; the parent is the root or indexed."""
-        assert key not in self._nodes and block not in self._keys
-        self._nodes[key] = Node(block, parent, token_ids)
-        self._keys[block] = key
-        bisect.insort(self._children.setdefault(parent, []), (token_ids, block))
+    def node(self, key: Key) -> Node | None:
+        """What is known under this key."""
+        return self._nodes.get(key)
 
-    def remove(self, block: int) -> None:
-        """Forget a block that has no children."""
+    def key_of(self, block: int) -> Key:
+        """The name of an indexed block."""
+        return self._keys[block]
+
+    def insert(self, key: Key, node: Node) -> None:
+        """Name `node.block`. Neither the key nor the block may be in use."""
+        assert key not in self._nodes and node.block not in self._keys
+        self._nodes[key] = node
+        self._keys[node.block] = key
+        bisect.insort(self._children.setdefault(node.parent, []), (node.token_ids, node.block))
+
+    def remove(self, block: int) -> Key:
+        """Forget a block, which has no children where they need it. Returns its name."""
         key = self._keys[block]
-        assert key not in self._children, "a block is removed before its parent"
+        assert not self.chained or key not in self._children, "a block is removed before its parent"
         del self._keys[block]
         node = self._nodes.pop(key)
         siblings = self._children[node.parent]
         del siblings[bisect.bisect_left(siblings, (node.token_ids, block))]
         if not siblings:
             del self._children[node.parent]
+        return key
+
+    def clear(self) -> None:
+        """Forget every block."""
+        self._nodes.clear()
+        self._keys.clear()
+        self._children.clear()
 
     def best_child(self, parent: Key, token_ids: tuple[int, ...]) -> tuple[int, int]:
         """(block, n): the child of `parent` that shares most leading tokens with `token_ids`; n = 0 if none does."""
@@ -81,6 +99,17 @@ class PrefixIndex:
             if common > best[1]:
                 best = (block, common)
         return best
+
+    def goes_on(self, parent: Key, token_ids: tuple[int, ...]) -> bool:
+        """Whether a child of `parent` begins with `token_ids` and holds more."""
+        siblings, n = self._children.get(parent, ()), len(token_ids)
+        for place in range(bisect.bisect_left(siblings, (token_ids, -1)), len(siblings)):
+            child, _ = siblings[place]
+            if child[:n] != token_ids:
+                break
+            if len(child) > n:
+                return True
+        return False
 
     def shorter(self, parent: Key, token_ids: tuple[int, ...]) -> int | None:
         """A child of `parent` that holds a true prefix of `token_ids`, hence nothing that `token_ids` would not."""
@@ -102,10 +131,14 @@ class PrefixIndex:
         assert sum(map(len, self._children.values())) == len(self._nodes)
         for key, node in self._nodes.items():
             assert key == chain_key(node.parent, node.token_ids)
-            assert node.parent == self.root or node.parent in self._nodes, f"block {node.block} lost its parent"
-        for parent, siblings in self._children.items():
+            parent = self._nodes.get(node.parent)
+            assert parent is None or parent.depth == node.depth - 1
+            assert parent or node.depth == 0 or not self.chained, f"block {node.block} lost its parent"
+        for parent_key, siblings in self._children.items():
             assert siblings == sorted(siblings)
-            assert all(self._nodes[self._keys[block]][1:] == (parent, token_ids) for token_ids, block in siblings)
+            for token_ids, block in siblings:
+                node = self._nodes[self._keys[block]]
+                assert (node.parent, node.token_ids) == (parent_key, token_ids)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

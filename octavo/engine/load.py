@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.backends.base import Backend, Limits, Program
+from octavo.cache.blocks import GroupSpec
 from octavo.cache.kv import KvCache
 from octavo.config import ConfigError, EngineConfig
 from octavo.engine.admission import Bounds
@@ -109,7 +110,7 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         program = backend.compile(graph, weights, state, limits)
     eos_ids = frozenset(i for i in checkpoint.generation["eos_token_id"] if 0 <= i < graph.vocab_size)
     # A nonce: hits never leave this process. A digest of weights and numerics takes its place when blocks outlive it.
-    cache = KvCache(kv.num_blocks, seed=os.urandom(16), enabled=config.prefix_caching)
+    cache = KvCache([GroupSpec(n) for n in kv.num_blocks], seed=os.urandom(16), enabled=config.prefix_caching)
     return Loaded(
         checkpoint=checkpoint,
         graph=graph,

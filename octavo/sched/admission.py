@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from octavo.cache.kv import KvCache, Match
+from octavo.cache.kv import KvCache
+from octavo.cache.match import Match
 from octavo.request import Gate, Request
 from octavo.sched.live import LeaderGate, Live
 from octavo.sched.preempt import Headroom
@@ -38,9 +39,8 @@ class Admission:
         """The next in order, and what it can reuse. Those before it that turn out to wait for something are laid aside."""
         while (live := self._queue.first(now)) is not None:
             request = live.request
-            limit = reusable(request)
-            match = self._cache.match(request, limit)
-            gate = self._gate(live, match, limit)
+            match = self._cache.match(request)
+            gate = self._gate(live, match)
             if gate is None:
                 return live, match
             request.gates.append(gate)
@@ -53,32 +53,23 @@ class Admission:
         num_tokens = min(request.num_tokens + 1, live.max_computed)
         if running:
             num_tokens = max(num_tokens, self._headroom.num_tokens(live))
-        return self._cache.admit(request, match, num_tokens, sum(map(self._headroom.num_blocks, running)))
+        reserved = self._cache.demands((other.request, self._headroom.num_tokens(other)) for other in running)
+        return self._cache.admit(request, match, num_tokens, reserved) is not None
 
     def prefix_len(self, live: Live, step: int) -> int:
         """Tokens of a waiting request that are in the cache, as it was a few steps ago."""
         num_tokens, looked = live.prefix
         if not looked or looked + PREFIX_STEPS <= step:
-            num_tokens = self._cache.match(live.request, reusable(live.request)).num_tokens
+            num_tokens = self._cache.match(live.request).num_tokens
             live.prefix = (num_tokens, step)
         return num_tokens
 
-    def _gate(self, live: Live, match: Match, limit: int) -> Gate | None:
+    def _gate(self, live: Live, match: Match) -> Gate | None:
         """What is worth waiting for instead of computing it: another request's block, or one of a slower tier."""
-        key = self._cache.awaited(live.request, match, limit)
-        if key is None:
-            return self._fetch(live.request, match, limit) if self._fetch else None
-        leader = self._cache.leader(key)
+        if match.awaits is None:
+            return self._fetch(live.request, match, match.limit) if self._fetch else None
+        leader = self._cache.leader(match.awaits)
         assert leader is not None
         leading = self._find(leader)
         leading.inherited = max(leading.inherited, live.priority)
-        return LeaderGate(self._cache, key)
-
-
-def reusable(request: Request) -> int:
-    """Tokens that may come from the cache: not the last known one, whose logits are drawn from, and none whose
-    logits are still to be scored for prompt_logprobs."""
-    num_scored = len(request.prompt_logprobs)
-    if request.params.prompt_logprobs is not None and num_scored < len(request.prompt_ids) - 1:
-        return num_scored
-    return request.num_tokens - 1
+        return LeaderGate(self._cache, match.awaits)

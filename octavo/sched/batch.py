@@ -69,6 +69,8 @@ class BatchBuilder:
             row[len(table) : length] = 0
             length = 0
         row[length : len(table)] = table[length:]
+        if table and table[0] < 0:  # blocks that have left the window, which nobody reads
+            np.maximum(row, 0, out=row)
         self._seen[g][slot] = (table, len(table))
 
     def _rows(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from octavo.cache.kv import KvCache, Match
+from octavo.cache.kv import KvCache
+from octavo.cache.match import Match
 from octavo.cache.prefix import Key
 from octavo.request import Request, TokenLogprobs
 

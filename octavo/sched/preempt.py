@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from octavo.cache.blocks import BLOCK_SIZE, blocks_for
+from octavo.cache.blocks import BLOCK_SIZE
 from octavo.cache.kv import KvCache
 from octavo.sched.live import Live
 
@@ -51,7 +51,3 @@ class Headroom:
         request = live.request
         growth = max(float(BLOCK_SIZE), self._length - len(request.output_ids))
         return min(request.num_tokens + int(self._caution * growth), live.max_computed)
-
-    def num_blocks(self, live: Live) -> int:
-        """Blocks that a running request will still take."""
-        return max(0, blocks_for(self.num_tokens(live)) - len(live.request.tables[0]))

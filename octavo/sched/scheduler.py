@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.backends.base import Limits, StepResult
-from octavo.cache.kv import KvCache, Match
+from octavo.cache.kv import KvCache
+from octavo.cache.match import Match
 from octavo.request import FinishReason, Gate, Request
 from octavo.sched.fairness import FairShares
 from octavo.sched.live import LeaderGate, Live, Update
@@ -141,8 +142,8 @@ class Scheduler:
             error = rows.error(work)
             if error is None:
                 self._count(live, work)
-                self._cache.advance(request, work.stop)
                 tokens, logprobs = rows.take(work)
+                self._cache.advance(request, work.stop)
                 request.output_ids += tokens
                 request.finish_reason = self._finish_reason(live)
             else:
@@ -234,55 +235,45 @@ class Scheduler:
         if not self._slots:
             self._queue.blocked = "slots"
             return
-        num_reserved = sum(map(self._headroom.num_blocks, self._running))
+        reserved = self._cache.demands((live.request, self._headroom.num_tokens(live)) for live in self._running)
         while draft.num_tokens > 0 and draft.num_rows > 0 and self._slots:
             live = self._queue.first(now)
             if live is None:
                 return
             request = live.request
-            limit = self._reusable(request)
-            match = self._cache.match(request, limit)
-            gate = self._gate(request, match, limit)
+            match = self._cache.match(request)
+            gate = self._gate(request, match)
             if gate is not None:
                 request.gates.append(gate)
                 self._queue.lay_aside(live, now)
                 continue
             least = min(request.num_tokens + 1, live.max_computed)
             num_tokens = self._headroom.num_tokens(live) if self._running else least
-            if not self._cache.admit(request, match, max(least, num_tokens), num_reserved):
+            if not self._cache.admit(request, match, max(least, num_tokens), reserved):
                 self._queue.blocked = "blocks"
                 return
             self._queue.take(live, now)
             self._join(live, match, draft)
-            num_reserved += self._headroom.num_blocks(live)
+            demand = self._cache.demands([(request, self._headroom.num_tokens(live))])
+            reserved = [a + b for a, b in zip(reserved, demand, strict=True)]
         self._queue.blocked = "budget"
 
-    def _gate(self, request: Request, match: Match, limit: int) -> Gate | None:
+    def _gate(self, request: Request, match: Match) -> Gate | None:
         """What is worth waiting for instead of computing it: another request's block, or one of a slower tier."""
-        key = self._cache.awaited(request, match, limit)
-        if key is not None:
-            leader = self._cache.leader(key)
+        if match.awaits is not None:
+            leader = self._cache.leader(match.awaits)
             assert leader is not None
             leading, following = self._live[leader.id][leader.choice], self._live[request.id][request.choice]
             leading.inherited = max(leading.inherited, following.priority)
-            return LeaderGate(self._cache, key)
-        return self._fetch(request, match, limit) if self._fetch else None
+            return LeaderGate(self._cache, match.awaits)
+        return self._fetch(request, match, match.limit) if self._fetch else None
 
     def _prefix_len(self, live: Live) -> int:
         num_tokens, step = live.prefix
         if not step or step + PREFIX_STEPS <= self._num_steps:
-            num_tokens = self._cache.match(live.request, self._reusable(live.request)).num_tokens
+            num_tokens = self._cache.match(live.request).num_tokens
             live.prefix = (num_tokens, self._num_steps)
         return num_tokens
-
-    @staticmethod
-    def _reusable(request: Request) -> int:
-        """Tokens that may come from the cache: not the last known one, whose logits are drawn from, and none whose
-        logits are still to be scored for prompt_logprobs."""
-        num_scored = len(request.prompt_logprobs)
-        if request.params.prompt_logprobs is not None and num_scored < len(request.prompt_ids) - 1:
-            return num_scored
-        return request.num_tokens - 1
 
     def _join(self, live: Live, match: Match, draft: Draft) -> None:
         """An admitted request begins to run in the step that is being made, where its copies are due."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
-from octavo.cache.kv import Copy
+from octavo.cache.groups import Copy
 from octavo.request import Request
 
 
