@@ -16,6 +16,12 @@ KvDtype = Literal["auto", "int8"]
 Isa = Literal["auto", "generic", "avx2", "avx512"]
 RequestLog = Literal["off", "counts", "text"]
 MetricNames = Literal["octavo", "vllm", "both"]
+ToolFormat = Literal[
+    "auto", "hermes", "llama3", "pythonic", "mistral", "mistral-named", "granite", "deepseek", "deepseek-v3.1", "glm",
+    "qwen-xml", "harmony", "generic",
+]  # fmt: skip
+ReasoningFormat = Literal["auto", "none", "think", "mistral", "gemma", "thought", "seed", "granite"]
+GenerationConfig = Literal["none", "auto"]
 
 
 class ConfigError(ValueError):
@@ -38,7 +44,8 @@ class EngineConfig:
         "auto", "How inputs of matrix products are rounded. auto: as the weight format asks. bf16, f32: strict modes."
     )
     kv_dtype: KvDtype = option(
-        "auto", "Type of the KV cache. auto: bf16, float32 with activations f32. int8: half of bf16's memory, a small loss."
+        "auto",
+        "Type of the KV cache. auto: bf16, float32 with activations f32. int8: half of bf16's memory, a small loss.",
     )
     max_model_len: int | None = option(
         None, "Longest prompt plus output in tokens. Default: what the model was made for."
@@ -107,7 +114,23 @@ class ServerConfig(EngineConfig):
     port: int = option(8000, "Port to listen on. 0 takes a free one.")
     served_model_name: str | None = option(None, "Name in /v1/models and in answers. Default: from the model path.")
     drain_seconds: float = option(30.0, "On SIGTERM, wait this long for open requests to finish.")
+    sse_ping_seconds: float = option(30.0, "A stream that is silent for so long gets a comment. 0: never.")
+    resume_seconds: float = option(
+        60.0, "A resumable stream whose reader has left goes on for so long, and may be taken up again."
+    )
+    generation_config: GenerationConfig = option(
+        "none",
+        "auto: temperature, top_k, top_p, min_p, typical_p and repetition_penalty that a request leaves out are those of "
+        "the model's generation_config.json. none: those of the API.",
+    )
     strict: bool = option(False, "Refuse a request that has unknown fields. Otherwise a header names them.")
+    chat_template: str | None = option(
+        None, "Chat template, as a file or as its text, in place of the model's own. Default: the model's."
+    )
+    tool_format: ToolFormat = option("auto", "How the model writes tool calls. auto: as its chat template shows.")
+    reasoning_format: ReasoningFormat = option(
+        "auto", "How the model marks its reasoning. auto: as its chat template shows. none: it is content."
+    )
     api_key: str | None = option(None, "Key that every request but liveness must carry. Default: none is needed.")
     api_key_file: str | None = option(
         None, "TOML file of [[key]] tables: name, key or sha256, and optionally tenant, salt and quotas."
@@ -132,7 +155,13 @@ class ServerConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, choices in (("request_log", RequestLog), ("metric_names", MetricNames)):
+        for name, choices in (
+            ("request_log", RequestLog),
+            ("metric_names", MetricNames),
+            ("tool_format", ToolFormat),
+            ("reasoning_format", ReasoningFormat),
+            ("generation_config", GenerationConfig),
+        ):
             if getattr(self, name) not in get_args(choices):
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
         if self.api_key == "":
@@ -142,8 +171,9 @@ class ServerConfig(EngineConfig):
                 raise ConfigError(f"{name} needs tls_cert: without it nothing is encrypted")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be between 0 and 65535; got {self.port}")
-        if not 0 <= self.drain_seconds <= 86400:
-            raise ConfigError(f"drain_seconds must be between 0 and 86400; got {self.drain_seconds:g}")
+        for name in ("drain_seconds", "sse_ping_seconds", "resume_seconds"):
+            if not 0 <= getattr(self, name) <= 86400:
+                raise ConfigError(f"{name} must be between 0 and 86400; got {getattr(self, name):g}")
 
 
 _UNITS = {

@@ -6,9 +6,10 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from operator import index
 from types import FrameType
 from typing import Any, Self
@@ -16,10 +17,14 @@ from typing import Any, Self
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress
-from octavo.request import ParameterError, SamplingParams, TokenLogprobs
-from octavo.text.chat import ChatFormat, ChatOptions
-from octavo.text.output import ChoiceOutput, best_of
+from octavo.request import FinishReason, ParameterError, SamplingParams, TokenLogprobs
+from octavo.text.assistant import MessageOutput
+from octavo.text.chat import ChatFormat, ChatOptions, ChatPrompt
+from octavo.text.message import AssistantMessage
+from octavo.text.output import ChoiceOutput, Delta, best_of
+from octavo.text.template import read_template
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
+from octavo.text.tools.offer import read_offer
 from octavo.weights.locate import locate
 
 Prompt = str | Mapping[str, Any]
@@ -51,6 +56,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it
     error: str | None = None  # why, where finish_reason is "error"
+    message: AssistantMessage | None = None  # of a chat: what `text` says
 
 
 @dataclass
@@ -100,24 +106,46 @@ class LLM:
         if isinstance(prompts, str | Mapping):
             prompts = [prompts]
         texts, ids = zip(*map(self._encode, prompts), strict=True) if prompts else ((), ())
-        return self._run(list(texts), list(ids), sampling_params, use_tqdm, continues=True)
+        return self._run(list(texts), list(ids), sampling_params, use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        reasoning_effort: str | None = None,
+        thinking_token_budget: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of a list of conversations, through the model's chat template."""
+        """Answer one conversation, or each of a list of conversations, through the model's chat template.
+
+        The parameters are those of the chat API, in OpenAI's form. `outputs[i].message` tells content, reasoning and
+        tool calls apart. chat_template: a template, or the path of one, in place of the model's.
+        Raises ParameterError or ChatTemplateError before anything is computed.
+        """
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        form = ChatFormat(self._tokenizer)
-        options = ChatOptions(add_generation_prompt=add_generation_prompt, variables=chat_template_kwargs or {})
-        ids = [form.encode(form.prompt(list(c), options).text) for c in conversations]
-        texts = [self._tokenizer.decode(i, skip_special_tokens=False) for i in ids]
-        return self._run(list(texts), ids, sampling_params, use_tqdm, continues=False)
+        form = ChatFormat(self._tokenizer, None if chat_template is None else read_template(chat_template))
+        options = ChatOptions(
+            offer=read_offer(tools, tool_choice, parallel_tool_calls),
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            reasoning_effort=reasoning_effort,
+            thinking_budget=thinking_token_budget,
+            variables=chat_template_kwargs or {},
+        )
+        chats = [form.prompt(list(c), options) for c in conversations]
+        params = [chat.params(p) for chat, p in zip(chats, _each(sampling_params, len(chats)), strict=True)]
+        ids = [form.encode(chat.text) for chat in chats]
+        return self._run([chat.text for chat in chats], ids, params, use_tqdm, chats)
 
     def close(self) -> None:
         """Release threads and memory. The object is of no use afterwards."""
@@ -147,17 +175,17 @@ class LLM:
         ids: list[list[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         show: bool,
-        *,
-        continues: bool,
+        chats: Sequence[ChatPrompt] | None = None,
     ) -> list[RequestOutput]:
-        """continues: the text goes on where the prompt ends, it is no answer to it."""
+        """chats: the prompts as conversations; None where the text goes on where they end."""
         params = _each(sampling_params, len(ids))
         adds = [self._add(i, p) for i, p in zip(ids, params, strict=True)]
         for add in adds:
             self.engine.bounds.check(add)
+        each_chat: Iterable[ChatPrompt | None] = chats or repeat(None, len(adds))
         results = {
-            add.id: _Result(self._tokenizer, add, p, text, self._piece, continues)
-            for add, p, text in zip(adds, params, texts, strict=True)
+            add.id: _Result(self._tokenizer, add, p, text, self._piece, chat)
+            for add, p, text, chat in zip(adds, params, texts, each_chat, strict=True)
         }
         open_requests = len(results)
         try:
@@ -201,7 +229,7 @@ class _Result:
 
     def __init__(
         self, tokenizer: Tokenizer, add: Add, params: SamplingParams, text: str | None, piece: Callable[[int], str],
-        continues: bool,
+        chat: ChatPrompt | None,
     ) -> None:  # fmt: skip
         """`params` are the caller's, those of `add` ask for all candidates."""
         n = add.params.n
@@ -209,8 +237,11 @@ class _Result:
         self.open = n
         self._params = params
         self._piece = piece
-        prompt_ids = add.prompt_ids if continues else ()
-        self._choices = [ChoiceOutput(tokenizer, params, prompt_ids) for _ in range(n)]
+        self._tokenizer = tokenizer
+        self._chat = chat
+        prompt_ids = add.prompt_ids if chat is None or chat.continues else ()
+        keep: frozenset[int] = frozenset() if chat is None else chat.keep
+        self._choices = [ChoiceOutput(tokenizer, params, prompt_ids, keep) for _ in range(n)]
         if params.prompt_logprobs is not None:
             self.output.prompt_logprobs = [None]
         for out in self.output.outputs:
@@ -222,7 +253,18 @@ class _Result:
         outputs = [self.output.outputs[i] for i in best_of(self._choices, self._params.n)]
         if len(outputs) < len(self._choices):
             self.output.outputs = [replace(out, index=i) for i, out in enumerate(outputs)]
+        if self._chat is not None:
+            for out in self.output.outputs:
+                self._read(out, self._chat)
         return self.output
+
+    def _read(self, out: CompletionOutput, chat: ChatPrompt) -> None:
+        """The message that the text of a chat is."""
+        reader = MessageOutput(self._tokenizer, chat, self._params.skip_special_tokens)
+        delta = Delta(out.text, out.token_ids, [], FinishReason(out.finish_reason or "error"), out.stop_reason)
+        out.message = AssistantMessage()
+        out.message.add(reader.push(delta))
+        out.finish_reason = reader.finish_reason(delta)
 
     def push(self, progress: Progress) -> bool:
         """True: a stop string ended the choice, the engine does not know yet."""

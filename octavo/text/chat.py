@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from octavo.request import ParameterError, Reasoning, Structured
+import msgspec
+
+from octavo.request import ParameterError, Reasoning, SamplingParams, Structured
 from octavo.text.chat_message import for_template
 from octavo.text.parser import MessageParser
 from octavo.text.reasoning import FORMATS, ReasoningFormat, detect_reasoning
@@ -49,6 +51,18 @@ class ChatPrompt(NamedTuple):
     opened: bool  # the prompt has begun to reason
     tools: Mapping[str, Any]  # name -> schema of what may be called
 
+    def params(self, given: SamplingParams) -> SamplingParams:
+        """With what the conversation asks of sampling. Raises ParameterError where both want to shape the answer."""
+        if self.structured is not None and given.structured is not None:
+            raise ParameterError(
+                "tool_choice", "tools that must be called, or called strictly, exclude another structure of the answer"
+            )
+        structured = self.structured or given.structured
+        wanted = structured is not None or (self.reasoning is not None and self.reasoning.budget is not None)
+        if not wanted:
+            return given
+        return msgspec.structs.replace(given, structured=structured, reasoning=self.reasoning)
+
     def new_parser(self) -> MessageParser | None:
         """For one choice."""
         return self.parser(self.form, self.tools, self.opened) if self.parser is not None else None
@@ -87,7 +101,7 @@ class ChatFormat:
         opened, closed = self._state(form, text, messages, options)
         structured = None
         if options.offer.guided:
-            structured = Structured("lark", call_grammar(shape, options.offer, self.tokenizer))
+            structured = Structured("lark", call_grammar(shape, options.offer, self.tokenizer), field="tools")
         return ChatPrompt(
             text,
             options.continue_final_message,

@@ -6,6 +6,7 @@ import datetime
 import functools
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -15,6 +16,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from octavo.config import ConfigError
 from octavo.request import ParameterError
 
 
@@ -45,6 +47,17 @@ class ChatTemplate:
             raise
         except Exception as error:  # templates run on whatever the messages hold: any error is theirs
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
+
+
+def read_template(given: str) -> str:
+    """The source of a template that is given as such, or as the path of its file. Raises ConfigError."""
+    if "{{" in given or "{%" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"chat_template is neither a template nor a file: {given:.200}: {cause}") from None
 
 
 @functools.lru_cache(maxsize=16)

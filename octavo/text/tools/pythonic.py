@@ -112,7 +112,7 @@ def _arguments(call: str) -> str | None:
 
 
 class _Literals(ast.NodeTransformer):
-    def visit_Name(self, node: ast.Name) -> ast.AST:  # noqa: N802
+    def visit_Name(self, node: ast.Name) -> ast.AST:
         return ast.Constant(_NAMES[node.id]) if node.id in _NAMES else node
 
 
