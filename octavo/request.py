@@ -65,26 +65,27 @@ class Structured(msgspec.Struct, frozen=True):
 
     kind: Literal["json_schema", "regex", "choice", "lark", "gbnf"]
     text: str  # choice: a JSON list of texts
+    field: str = "structured"  # the request's field that it came from, for errors
 
     def __post_init__(self) -> None:
         if self.kind not in ("json_schema", "regex", "choice", "lark", "gbnf"):
-            raise ParameterError("structured", f"structured has no kind {self.kind!r:.40}")
+            raise ParameterError(self.field, f"structured has no kind {self.kind!r:.40}")
         if not isinstance(self.text, str) or not self.text.strip():
-            raise ParameterError("structured", f"the {self.kind} is empty")
+            raise ParameterError(self.field, f"the {self.kind} is empty")
         if len(self.text) > MAX_STRUCTURED:
             raise ParameterError(
-                "structured", f"the {self.kind} has {len(self.text)} characters; at most {MAX_STRUCTURED} are read"
+                self.field, f"the {self.kind} has {len(self.text)} characters; at most {MAX_STRUCTURED} are read"
             )
 
     @staticmethod
-    def json_schema(schema: Mapping[str, Any] | bool) -> Structured:
+    def json_schema(schema: Mapping[str, Any] | bool, field: str = "structured") -> Structured:
         """JSON that a schema (draft 2020-12) validates. Properties come in the order of the schema."""
-        return Structured("json_schema", json.dumps(schema, ensure_ascii=False))
+        return Structured("json_schema", json.dumps(schema, ensure_ascii=False), field)
 
     @staticmethod
-    def choice(choices: Sequence[str]) -> Structured:
+    def choice(choices: Sequence[str], field: str = "structured") -> Structured:
         """One of these texts."""
-        return Structured("choice", json.dumps(list(choices), ensure_ascii=False))
+        return Structured("choice", json.dumps(list(choices), ensure_ascii=False), field)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -409,6 +410,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     ttft_seconds: float | None = None  # to its first token
     cache_salt: str = ""  # only requests of the same salt share KV blocks
     retention: Retention | None = None  # how long its KV blocks are worth keeping
+    reports_prefill: bool = False  # tell after each step how much of the prompt is computed
 
 
 PLAIN = Terms()

@@ -19,7 +19,8 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from octavo.cli.serve import _bind
 from octavo.config import ConfigError
-from octavo.server import openai
+from octavo.server.chat_fields import ChatRequest
+from octavo.server.completion_fields import CompletionRequest
 from tests.serving import Server, events
 
 COMPLETIONS = "/v1/completions"
@@ -69,7 +70,6 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 33}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"prompt_logprobs": -1}, "prompt_logprobs"),
-    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"logit_bias": {"320": 1}}, "logit_bias"),
     ({"logit_bias": {"a": 1}}, "logit_bias"),
     ({"logit_bias": {"-1": 1}}, "logit_bias"),
@@ -84,10 +84,15 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
     ({"stream_options": {}}, "stream_options"),
     ({"stream": True, "stream_options": {"include_use": True}}, "stream_options"),
-    ({"best_of": 2}, "best_of"),
+    ({"best_of": 1, "n": 2}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
     ({"suffix": "end"}, "suffix"),
     ({"guided_json": {}}, "guided_json"),
-    ({"use_beam_search": True}, "use_beam_search"),
+    ({"use_beam_search": True, "stream": True}, "stream"),
+    ({"use_beam_search": True, "top_p": 0.5}, "top_p"),
+    ({"use_beam_search": True, "n": 32}, "n"),
+    ({"length_penalty": 2}, "length_penalty"),
+    ({"early_stopping": "always"}, "early_stopping"),
 ]  # fmt: skip
 
 
@@ -180,10 +185,8 @@ def test_too_long_names_the_numbers(server: Server) -> None:
 def test_every_field_of_the_openai_client_is_known() -> None:
     completion = completion_create_params.CompletionCreateParamsBase.__annotations__
     chat = chat_create_params.CompletionCreateParamsBase.__annotations__
-    assert set(completion) <= set(openai.CompletionRequest.__struct_fields__) | openai.LABELS | set(
-        openai.NOT_BUILT_COMPLETION
-    )
-    assert set(chat) <= set(openai.ChatRequest.__struct_fields__) | openai.LABELS | set(openai.NOT_BUILT_CHAT)
+    assert set(completion) <= {*CompletionRequest.__struct_fields__, *CompletionRequest.REFUSED}
+    assert set(chat) <= {*ChatRequest.__struct_fields__, *ChatRequest.REFUSED}
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -191,10 +194,10 @@ def test_fields_that_are_not_built_are_refused_by_name(server: Server, path: str
     """Unless they ask for nothing."""
     base: dict[str, Any] = {"prompt": "a"} if path == COMPLETIONS else {"messages": HELLO}
     base["max_tokens"] = 1
-    table = openai.NOT_BUILT_COMPLETION if path == COMPLETIONS else openai.NOT_BUILT_CHAT
-    for name, neutral in table.items():
+    table = CompletionRequest.REFUSED if path == COMPLETIONS else ChatRequest.REFUSED
+    for name, refused in table.items():
         _refused(server.post(path, {**base, name: {"any": "thing"}}), 400, name)
-        for value in (None, *neutral):
+        for value in (None, *refused.neutral):
             answer = server.post(path, {**base, name: value})
             assert answer.status_code == 200, answer.text
             assert "x-octavo-ignored" not in answer.headers

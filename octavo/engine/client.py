@@ -6,6 +6,7 @@ One message comes in per step and is handed to the streams it concerns; nothing 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator
@@ -15,12 +16,30 @@ import zmq
 
 from octavo.config import EngineConfig
 from octavo.engine.admission import Bounds
-from octavo.engine.messages import Abort, Add, Command, Event, Progress, Ready, Shutdown, Stats, StepOutput
+from octavo.engine.messages import (
+    Abort,
+    Add,
+    Command,
+    Event,
+    Explain,
+    Flush,
+    Progress,
+    Ready,
+    Reply,
+    Shutdown,
+    Stats,
+    StepOutput,
+)
 from octavo.engine.supervisor import EngineProcess
+from octavo.explain import Explanation
 
 CLOSE_SECONDS = 5.0
 """An engine that was told to end gets this long: a step, not a drain."""
 
+
+MAX_PENDING = 4096
+MAX_PENDING_PER_CHOICE = 256
+"""Progress that a stream keeps for a reader that is slow, half a kilobyte each: 2 MB, or minutes of one choice."""
 
 LAST_EVENTS_MS = 50
 """What an engine sent before it ended has arrived in this process by then, but not in ZeroMQ's queue."""
@@ -28,6 +47,10 @@ LAST_EVENTS_MS = 50
 
 class EngineError(RuntimeError):
     """The engine could not start. The message is one line for the user."""
+
+
+class SlowReader(RuntimeError):
+    """A stream was read so slowly that too much waited; its request was aborted."""
 
 
 class EngineDead(RuntimeError):
@@ -47,6 +70,8 @@ class EngineClient:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
         self._streams: weakref.WeakValueDictionary[str, Stream] = weakref.WeakValueDictionary()
+        self._asked: dict[int, asyncio.Future[Reply]] = {}  # by ticket
+        self._tickets = itertools.count()
         self._leaving: dict[str, int] = {}  # aborted ids -> choices whose end the engine has not told yet
         self._failed: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -100,6 +125,14 @@ class EngineClient:
         if id in self._streams:
             self._send(Abort(id, choice))
 
+    async def explain(self, prefix: str) -> list[Explanation]:
+        """Of the requests whose id begins with `prefix`, live or ended not long ago. Raises EngineDead."""
+        return (await self._ask(Explain(next(self._tickets), prefix))).explanations
+
+    async def flush(self) -> int:
+        """Forget the cached blocks that no live request uses; how many these were. Raises EngineDead."""
+        return (await self._ask(Flush(next(self._tickets)))).num_blocks
+
     async def close(self) -> None:
         """End the engine, at once for open requests. May be called again."""
         if self._closed:
@@ -114,6 +147,18 @@ class EngineClient:
         if self._loop is not None and not self._dead.done():
             self._end("the engine was shut down before the answer was complete")
         self._context.destroy(linger=0)
+
+    async def _ask(self, command: Explain | Flush) -> Reply:
+        if self.bounds is None or self._dead.done():
+            raise EngineDead(self._dead.result() if self.bounds else "the engine is not ready")
+        assert self._loop is not None
+        reply: asyncio.Future[Reply] = self._loop.create_future()
+        self._asked[command.ticket] = reply
+        self._send(command)
+        try:
+            return await reply
+        finally:
+            del self._asked[command.ticket]
 
     def _send(self, command: Command) -> bool:
         """False: no engine is there to take it, not yet or no more; of its death the lifeline tells."""
@@ -143,6 +188,10 @@ class EngineClient:
                 self.bounds = Bounds(event.vocab_size, event.max_model_len, frozenset(event.eos_ids))
                 if not self._ready.done():
                     self._ready.set_result(event)
+            elif isinstance(event, Reply):
+                reply = self._asked.get(event.ticket)
+                if reply is not None and not reply.done():
+                    reply.set_result(event)
             else:
                 self._failed = event.message
 
@@ -159,6 +208,9 @@ class EngineClient:
             self._ready.set_exception(EngineError(reason))
         for stream in list(self._streams.values()):
             stream._fail(reason)
+        for reply in self._asked.values():
+            if not reply.done():
+                reply.set_exception(EngineDead(reason))
 
     def _leave(self, id: str, num_open: int) -> None:
         self._streams.pop(id, None)
@@ -175,11 +227,15 @@ class Stream(AsyncIterator[Progress]):
         self._client = client
         self._open = num_choices
         self._items: deque[Progress] = deque()
+        self._most = MAX_PENDING + MAX_PENDING_PER_CHOICE * num_choices
+        self._slow = False
         self._waiter: asyncio.Future[None] | None = None
         self._reason: str | None = None
 
     async def __anext__(self) -> Progress:
         while not self._items:
+            if self._slow:
+                raise SlowReader(f"the answer was read so slowly that {self._most} parts of it were waiting")
             if self._reason is not None:
                 raise EngineDead(self._reason)
             if self._open == 0:
@@ -203,6 +259,10 @@ class Stream(AsyncIterator[Progress]):
             self._client._leave(self.id, num_open)
 
     def _push(self, progress: Progress) -> None:
+        if len(self._items) >= self._most:
+            self._slow = True
+            self._leave()
+            return
         self._items.append(progress)
         if progress.finish_reason is not None:
             self._open -= 1

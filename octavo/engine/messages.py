@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from octavo.config import EngineConfig
+from octavo.explain import Explanation
 from octavo.request import FinishReason, SamplingParams, Terms, TokenLogprobs
 
 
@@ -40,11 +41,24 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
     choice: int = -1
 
 
+class Explain(msgspec.Struct, tag="explain", frozen=True):
+    """Ask for the Explanations of requests whose id begins with `prefix`: live ones, and some that have ended."""
+
+    ticket: int
+    prefix: str
+
+
+class Flush(msgspec.Struct, tag="flush", frozen=True):
+    """Forget every cached block that no live request uses."""
+
+    ticket: int
+
+
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
     pass
 
 
-Command = Add | Abort | Shutdown
+Command = Add | Abort | Explain | Flush | Shutdown
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -61,6 +75,8 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None  # why, when finish_reason is ERROR
     param: str | None = None  # the field at fault, where the error is the client's
     logprob: float | None = None  # of all tokens together, with the whole answer of a beam search
+    explanation: Explanation | None = None  # with the last of a choice
+    num_computed: int = 0  # prompt tokens in the cache by now, cached ones included
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +85,12 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     num_running: int = 0
     num_waiting: int = 0
     waiting_by_reason: dict[str, int] = {}  # "slots", "blocks", "budget", or what the gate of a request says
+    waiting_tokens: int = 0  # known of those who wait
+    waiting_seconds: float = 0.0  # until all who wait now will have been served, as predicted
+    added: int = 0  # choices received, counter
+    added_tokens: int = 0  # of their prompts
+    predicted_seconds: float = 0.0  # beside step_seconds, as the cost model had it before each step
+    prediction_error: float = 0.0  # median relative error of late
     kv_blocks_total: int = 0
     kv_blocks_held: int = 0  # distinct blocks that live requests refer to
     kv_blocks_cached: int = 0  # blocks that only the prefix index keeps
@@ -103,10 +125,18 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     notices: list[str] = []  # lines for the user, e.g. a context longer than the model was made for
 
 
+class Reply(msgspec.Struct, tag="reply", frozen=True):
+    """To the Explain or Flush with this ticket."""
+
+    ticket: int
+    explanations: list[Explanation] = []
+    num_blocks: int = 0  # flushed
+
+
 class Failed(msgspec.Struct, tag="failed", frozen=True):
     """The engine could not start, or its loop ended by an exception. The process exits non-zero after it."""
 
     message: str
 
 
-Event = StepOutput | Ready | Failed
+Event = StepOutput | Ready | Reply | Failed

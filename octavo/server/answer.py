@@ -6,11 +6,15 @@ The part of a chunk that never changes is encoded once per choice; a chunk then 
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
 
-from octavo.request import TokenLogprobs
+from octavo.request import SamplingParams, TokenLogprobs
+from octavo.server.errors import ApiError
+from octavo.server.fields import GenerationRequest, StreamOptions
 from octavo.server.generation import Generation
 from octavo.text.output import Delta
 
@@ -23,62 +27,77 @@ class Answer:
     object = ""
     chunk_object = ""
 
-    def __init__(
-        self,
-        generation: Generation,
-        id: str,
-        model: str,
-        *,
-        include_usage: bool = False,
-        return_token_ids: bool = False,
-    ) -> None:
+    def __init__(self, generation: Generation, model: str, request: GenerationRequest) -> None:
         self.generation = generation
-        self._head = {"id": id, "object": self.object, "created": int(time.time()), "model": model}
-        self._include_usage = include_usage
-        self._return_token_ids = return_token_ids
-        chunk_head = _encode({**self._head, "object": self.chunk_object})[:-1]
+        self.request = request
+        options = request.stream_options or StreamOptions()
+        self._head = {"id": generation.id, "object": self.object, "created": int(time.time()), "model": model}
+        self._include_usage = bool(options.include_usage)
+        self._continuous_usage = bool(options.continuous_usage_stats)
+        self._return_token_ids = bool(request.return_token_ids)
+        self.shows_prompt_scores = request.prompt_logprobs is not None
+        self._chunk_head = _encode({**self._head, "object": self.chunk_object})[:-1]
         self._starts = [
-            b'data: %b,"choices":[{"index":%d,' % (chunk_head, choice) for choice in range(generation.num_choices)
+            b'data: %b,"choices":[{"index":%d,' % (self._chunk_head, choice) for choice in range(generation.num_choices)
         ]
-        self._end = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        self._end = b'}],"usage":null}\n\n' if self._include_usage else b"}]}\n\n"
         self._begun = [False] * generation.num_choices
+        self._started = time.monotonic()
 
     def opening(self) -> list[bytes]:
         """Chunks before the first token."""
-        return []
+        if not self.request.return_sampling_params:
+            return []
+        return [self._bare({"sampling_params": sampling_values(self.generation.params)})]
 
     def chunk(self, choice: int, delta: Delta) -> bytes:
         """One event; empty where the delta has nothing to tell yet."""
-        if not (delta.text or delta.finish_reason or delta.logprobs or (self._return_token_ids and delta.token_ids)):
+        needed = bool(delta.finish_reason or delta.logprobs or (self._return_token_ids and delta.token_ids))
+        content = self._content(choice, delta, needed)
+        if not content:
             return b""
-        parts = [self._starts[choice], self._content(choice, delta)]
+        parts = [self._starts[choice], content]
         if delta.finish_reason is None:
             parts.append(b',"finish_reason":null')
         else:
-            ending = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+            ending = {"finish_reason": self._finish_reason(choice, delta), "stop_reason": delta.stop_reason}
             parts.append(b"," + _encode(ending)[1:-1])
         if self._return_token_ids:
             parts.append(b',"token_ids":' + _encode(delta.token_ids))
             if not self._begun[choice]:
                 parts.append(b',"prompt_token_ids":' + _encode(self._prompt_ids(choice)))
+        beside = {} if self._begun[choice] else self._first(choice)
+        if self._continuous_usage:
+            beside["usage"] = self._usage()
         self._begun[choice] = True
-        parts.append(self._end)
+        parts.append(b"}]," + _encode(beside)[1:] + b"\n\n" if beside else self._end)
         return b"".join(parts)
 
-    def closing(self) -> bytes:
+    def progress(self, prompt: int) -> bytes:
+        """How much of a prompt is computed, in the form of llama.cpp; of several prompts with the index."""
+        generation = self.generation
+        told: dict[str, Any] = {
+            "total": len(generation.prompts[prompt].token_ids),
+            "cache": generation.num_cached[prompt],
+            "processed": generation.num_computed[prompt],
+            "time_ms": round(1000 * (time.monotonic() - self._started)),
+        }
+        if len(generation.prompts) > 1:
+            told["index"] = prompt
+        return self._bare({"prompt_progress": told})
+
+    def closing(self) -> list[bytes]:
         """Usage, where asked for, and the end mark."""
-        usage = b""
-        if self._include_usage:
-            content = {**self._head, "object": self.chunk_object, "choices": [], "usage": self.generation.usage()}
-            usage = b"data: " + _encode(content) + b"\n\n"
-        return usage + b"data: [DONE]\n\n"
+        usage = [self._bare({"usage": self._usage()})] if self._include_usage else []
+        return [*usage, b"data: [DONE]\n\n"]
 
     async def body(self) -> dict[str, Any]:
         """The whole answer, not streamed. Raises ApiError."""
         collected: list[list[Delta]] = [[] for _ in range(self.generation.num_choices)]
         async for choice, delta in self.generation.deltas():
             collected[choice].append(delta)
-        choices = []
+        choices: list[dict[str, Any]] = []
+        beside: dict[str, Any] = {}
         for choice, deltas in enumerate(collected):
             whole = Delta(
                 "".join(d.text for d in deltas),
@@ -87,22 +106,64 @@ class Answer:
                 deltas[-1].finish_reason,
                 deltas[-1].stop_reason,
             )
+            beside |= self._first(choice)
             entry = {"index": choice, **self._whole(choice, whole)}
-            entry |= {"finish_reason": whole.finish_reason, "stop_reason": whole.stop_reason}
+            entry |= {"finish_reason": self._finish_reason(choice, whole), "stop_reason": whole.stop_reason}
             if self._return_token_ids:
                 entry |= {"token_ids": whole.token_ids, "prompt_token_ids": self._prompt_ids(choice)}
             choices.append(entry)
-        return {**self._head, "choices": choices, "usage": self.generation.usage()}
+        body = {**self._head, "choices": choices, **beside, "usage": self._usage()}
+        if self.request.return_sampling_params:
+            body["sampling_params"] = sampling_values(self.generation.params)
+        return body
 
-    def _content(self, choice: int, delta: Delta) -> bytes:
-        """The JSON members that carry text and logprobs of a chunk."""
+    def _bare(self, beside: dict[str, Any]) -> bytes:
+        """A chunk without choices."""
+        return b'data: %b,"choices":[],%b\n\n' % (self._chunk_head, _encode(beside)[1:])
+
+    def _content(self, choice: int, delta: Delta, needed: bool) -> bytes:
+        """The JSON members that carry text and logprobs of a chunk; may be empty where it is not needed."""
         raise AssertionError("each API has its own")
 
     def _whole(self, choice: int, delta: Delta) -> dict[str, Any]:
+        """The same of a whole choice, as an object."""
         raise AssertionError("each API has its own")
+
+    def _finish_reason(self, choice: int, delta: Delta) -> str | None:
+        return delta.finish_reason
+
+    def _usage(self) -> dict[str, Any]:
+        return self.generation.usage()
+
+    def _first(self, choice: int) -> dict[str, Any]:
+        """What stands once beside the choices, in the body or in the first chunk of the choice that it comes with."""
+        return {}
 
     def _prompt_ids(self, choice: int) -> list[int]:
         return self.generation.prompts[self.generation.prompt_of(choice)].token_ids
 
     def _prompt_scores(self, choice: int) -> list[TokenLogprobs]:
         return self.generation.prompt_logprobs.get(self.generation.prompt_of(choice), [])
+
+
+async def events(answer: Answer) -> AsyncGenerator[bytes, None]:
+    """The answer as server-sent events. Ending the iteration early aborts what is left."""
+    try:
+        for event in answer.opening():
+            yield event
+        async with aclosing(answer.generation.deltas()) as deltas:
+            async for choice, delta in deltas:
+                if delta.is_progress:
+                    yield answer.progress(answer.generation.prompt_of(choice))
+                elif event := answer.chunk(choice, delta):
+                    yield event
+        for event in answer.closing():
+            yield event
+    except ApiError as e:
+        yield e.event()
+
+
+def sampling_values(params: SamplingParams) -> dict[str, Any]:
+    """The values that were used, by the names of the fields; what the server made of texts is left out."""
+    values: dict[str, Any] = msgspec.to_builtins(params)
+    return {name: value for name, value in values.items() if name not in ("bad_word_ids", "dry_breaker_ids")}

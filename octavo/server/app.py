@@ -14,14 +14,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from octavo import __version__
-from octavo.server.answer import Answer
-from octavo.server.calls import Call, Calls
+from octavo.server.answer import Answer, events
+from octavo.server.calls import Call, Calls, call_of
 from octavo.server.chat import chat
 from octavo.server.completions import completion
 from octavo.server.errors import ApiError, json_response
 from octavo.server.parse import Parsed
 from octavo.server.service import Service
 from octavo.server.stream import EventStream, WholeAnswer
+from octavo.server.streams import add_stream_routes
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -39,7 +40,8 @@ MAX_IGNORED = 2000
 """Characters of the header that names ignored fields: clients refuse large ones."""
 
 LONG_BODY = 2**16
-"""Bytes from which on a body is read and tokenised beside the event loop, which stays free: 64 KiB take 10 ms."""
+"""Bytes from which on a body is read and tokenised beside the event loop, which stays free: 64 KiB take 10 ms. So are
+those with DRY: its sequence breakers are looked for in every token once."""
 
 
 def create_app(service: Service) -> ASGIApp:
@@ -78,13 +80,15 @@ def create_app(service: Service) -> ASGIApp:
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
+    add_stream_routes(app, service)
+
     @app.get("/version")
     async def version() -> Response:
         return json_response({"version": __version__})
 
     @app.exception_handler(ApiError)
     async def refused(http: Request, error: ApiError) -> Response:
-        _call(http).error = error.message
+        call_of(http).error = error.message
         return error.response()
 
     @app.exception_handler(ClientDisconnect)
@@ -100,7 +104,7 @@ def create_app(service: Service) -> ASGIApp:
 
     @app.exception_handler(Exception)
     async def failed(http: Request, error: Exception) -> Response:
-        _call(http).error = f"{type(error).__name__}: {error}"
+        call_of(http).error = f"{type(error).__name__}: {error}"
         return ApiError(500, f"internal error: {type(error).__name__}").response()
 
     config = service.config
@@ -113,23 +117,24 @@ def create_app(service: Service) -> ASGIApp:
     return layered
 
 
-def _call(http: Request) -> Call:
-    call: Call = http.scope["octavo.call"]
-    return call
-
-
 async def _generate(
     service: Service, http: Request, answer_of: Callable[[Service, bytes, Call], tuple[Answer, Parsed[Any]]]
 ) -> Response:
     if service.trouble is not None:
         raise ApiError(503, service.trouble, code="not_ready", retry_after=1)
     body = await _body(http)
-    if len(body) > LONG_BODY:
-        answer, parsed = await asyncio.to_thread(answer_of, service, body, _call(http))
+    if len(body) > LONG_BODY or b"dry_multiplier" in body:
+        answer, parsed = await asyncio.to_thread(answer_of, service, body, call_of(http))
     else:
-        answer, parsed = answer_of(service, body, _call(http))
+        answer, parsed = answer_of(service, body, call_of(http))
     headers = {"x-octavo-ignored": _header(parsed.ignored)} if parsed.ignored else {}
-    return (EventStream if parsed.request.stream else WholeAnswer)(answer, headers)
+    if not parsed.request.stream:
+        return WholeAnswer(answer, headers)
+    stream = events(answer)
+    if parsed.request.resumable:
+        caller, grace = call_of(http).caller.name, service.config.resume_seconds
+        stream = service.streams.add(answer.generation.id, stream, caller, grace).read(0)
+    return EventStream(stream, headers, service.config.sse_ping_seconds)
 
 
 async def _body(http: Request) -> bytes:

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.config import RequestLog
@@ -97,6 +98,12 @@ class Call:
             if (texts := getattr(self, name)) is not None:
                 line[name] = texts
         return line
+
+
+def call_of(http: Request) -> Call:
+    """Of the request that a route was given."""
+    call: Call = http.scope["octavo.call"]
+    return call
 
 
 class Calls:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from octavo.request import ParameterError
 from octavo.server.calls import Call
 from octavo.server.chat_answer import ChatAnswer
 from octavo.server.chat_fields import ChatRequest
@@ -9,8 +10,6 @@ from octavo.server.errors import bad_request
 from octavo.server.messages import chat_messages
 from octavo.server.parse import Parsed, parse
 from octavo.server.service import Service, new_id
-from octavo.text.chat import ChatFormat, ChatOptions
-from octavo.text.template import ChatTemplateError
 
 
 def chat(service: Service, body: bytes, call: Call) -> tuple[ChatAnswer, Parsed[ChatRequest]]:
@@ -18,28 +17,19 @@ def chat(service: Service, body: bytes, call: Call) -> tuple[ChatAnswer, Parsed[
     parsed = parse(body, ChatRequest, service.config.strict)
     request = parsed.request
     service.check_model(request.model)
-    assert service.tokenizer is not None
+    form = service.chat
+    assert form is not None
     messages = chat_messages(request.messages, parsed.ignored)
-    if parsed.ignored and service.config.strict:
-        raise bad_request(f"unknown field: {', '.join(parsed.ignored)}", "messages", "unknown_parameter")
-    variables = request.chat_template_kwargs or {}
-    for name in ("messages", "add_generation_prompt"):
-        if name in variables:
-            raise bad_request(f"chat_template_kwargs has {name}, a field of its own", "chat_template_kwargs")
-    generates = request.add_generation_prompt is not False
     try:
-        form = ChatFormat(service.tokenizer)
-        text = form.prompt(messages, ChatOptions(add_generation_prompt=generates, variables=variables)).text
-    except ChatTemplateError as e:
-        raise bad_request(str(e), "messages") from None
-    prompt = service.encode(text, "messages", form.encode)
-    id = new_id("chatcmpl")
-    answer = ChatAnswer(
-        service.generation(id, [prompt], request, call, continues=False),
-        id,
-        service.model,
-        prompt_scores=request.prompt_logprobs is not None,
-        include_usage=request.include_usage(),
-        return_token_ids=bool(request.return_token_ids),
-    )
-    return answer, parsed
+        options = request.chat_options()
+        conversation = form.prompt(messages, options)
+    except ParameterError as e:
+        raise bad_request(str(e), e.param) from None
+    parsed.ignored.extend(f"chat_template_kwargs.{name}" for name in form.unread(options))
+    if parsed.ignored and service.config.strict:
+        field = parsed.ignored[0].split("[")[0].split(".")[0]
+        raise bad_request(f"unknown field: {', '.join(parsed.ignored)}", field, "unknown_parameter")
+    prompt = service.encode(conversation.text, "messages", form.encode, request)
+    id = new_id("chatcmpl", request.request_id)
+    generation = service.generation(id, [prompt], request, call, conversation)
+    return ChatAnswer(generation, service.model, request, conversation), parsed

@@ -7,8 +7,12 @@ from typing import Any
 import msgspec
 
 from octavo.server.answer import Answer
+from octavo.server.chat_fields import ChatRequest
 from octavo.server.generation import Generation
 from octavo.server.logprobs import chat_logprobs, prompt_logprobs
+from octavo.text.assistant import MessageOutput
+from octavo.text.chat import ChatPrompt
+from octavo.text.message import AssistantMessage, MessageDelta, ToolCallDelta
 from octavo.text.output import Delta
 
 _encode = msgspec.json.Encoder().encode
@@ -18,31 +22,76 @@ class ChatAnswer(Answer):
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(
-        self, generation: Generation, id: str, model: str, *, prompt_scores: bool = False, **shared: Any
-    ) -> None:
-        super().__init__(generation, id, model, **shared)
-        self._show_prompt_scores = prompt_scores
+    def __init__(self, generation: Generation, model: str, request: ChatRequest, prompt: ChatPrompt) -> None:
+        super().__init__(generation, model, request)
+        self._shows_reasoning = request.include_reasoning is not False
+        skip = generation.params.skip_special_tokens
+        self._messages = [MessageOutput(generation.tokenizer, prompt, skip) for _ in range(generation.num_choices)]
 
     def opening(self) -> list[bytes]:
         role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
-        return [start + role + self._end for start in self._starts]
+        return [*super().opening(), *(start + role + self._end for start in self._starts)]
 
-    async def body(self) -> dict[str, Any]:
-        body = await super().body()
-        if self._show_prompt_scores:
-            body["prompt_logprobs"] = prompt_logprobs(self.generation.tokenizer, self._prompt_scores(0))
-        return body
+    def _first(self, choice: int) -> dict[str, Any]:
+        if choice or not self.shows_prompt_scores:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(self.generation.tokenizer, self._prompt_scores(0))}
 
-    def _content(self, choice: int, delta: Delta) -> bytes:
-        text = b'{"content":%b}' % _encode(delta.text) if delta.text else b"{}"
-        return b'"delta":%b,"logprobs":%b' % (text, _encode(self._scores(delta)) if delta.logprobs else b"null")
+    def _content(self, choice: int, delta: Delta, needed: bool) -> bytes:
+        told = self._told(self._messages[choice].push(delta))
+        if not (needed or told):
+            return b""
+        return b'"delta":%b,"logprobs":%b' % (
+            _encode(told),
+            _encode(self._scores(delta)) if delta.logprobs else b"null",
+        )
+
+    def _told(self, news: MessageDelta) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        if news.reasoning and self._shows_reasoning:
+            told["reasoning_content"] = news.reasoning
+        if news.content:
+            told["content"] = news.content
+        if news.tool_calls:
+            told["tool_calls"] = _call_parts(news.tool_calls)
+        return told
 
     def _whole(self, choice: int, delta: Delta) -> dict[str, Any]:
-        message = {"role": "assistant", "content": delta.text, "refusal": None}
+        whole = AssistantMessage()
+        whole.add(self._messages[choice].push(delta))
+        content = None if whole.tool_calls and not whole.content else whole.content
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if whole.reasoning and self._shows_reasoning:
+            message["reasoning_content"] = whole.reasoning
+        if whole.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in whole.tool_calls
+            ]
         return {"message": message, "logprobs": self._scores(delta)}
+
+    def _finish_reason(self, choice: int, delta: Delta) -> str | None:
+        return self._messages[choice].finish_reason(delta)
+
+    def _usage(self) -> dict[str, Any]:
+        reasoning = sum(message.num_reasoning_tokens for message in self._messages)
+        return {**super()._usage(), "completion_tokens_details": {"reasoning_tokens": reasoning}}
 
     def _scores(self, delta: Delta) -> dict[str, Any] | None:
         if self.generation.params.logprobs is None:
             return None
-        return chat_logprobs(self.generation.tokenizer, delta.logprobs)
+        return chat_logprobs(
+            self.generation.tokenizer, delta.logprobs, as_ids=bool(self.request.return_tokens_as_token_ids)
+        )
+
+
+def _call_parts(parts: tuple[ToolCallDelta, ...]) -> list[dict[str, Any]]:
+    """One entry per call."""
+    entries: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        entry = entries.setdefault(part.index, {"index": part.index, "function": {"arguments": ""}})
+        if part.name is not None:
+            entry["id"], entry["type"] = part.id, "function"
+            entry["function"] = {"name": part.name, "arguments": ""}
+        entry["function"]["arguments"] += part.arguments
+    return list(entries.values())

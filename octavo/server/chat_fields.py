@@ -2,53 +2,75 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
 
 from octavo.request import MAX_LOGPROBS, ParameterError
-from octavo.server.fields import NOT_BUILT, GenerationRequest
+from octavo.server.fields import REFUSED, GenerationRequest, Refused, about
+from octavo.text.chat import ChatOptions
+from octavo.text.tools.offer import read_offer
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
-    NOT_BUILT: ClassVar[dict[str, tuple[Any, ...]]] = NOT_BUILT | {
-        "audio": (),
-        "best_of": (1,),
-        "chat_template": (),
-        "continue_final_message": (False,),
-        "documents": ([],),
-        "echo": (False,),
-        "function_call": ("none", "auto"),
-        "functions": ([],),
-        "include_reasoning": (True,),
-        "metadata": ({},),
-        "mm_processor_kwargs": ({},),
-        "modalities": (["text"],),
-        "moderation": (),
-        "parallel_tool_calls": (True, False),  # about tool calls, and there are none
-        "prediction": (),
-        "prompt_cache_options": (),
-        "prompt_cache_retention": ("in_memory",),
-        "reasoning_effort": ("none",),
-        "service_tier": ("auto", "default"),
-        "store": (False,),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
-        "verbosity": ("medium",),
-        "web_search_options": (),
+    REFUSED: ClassVar[dict[str, Refused]] = REFUSED | {
+        "audio": Refused("the model has no audio"),
+        "chat_template": Refused("templates are code; the server's operator chooses one"),
+        "echo": Refused("the last message is not repeated", (False,)),
+        "media_io_kwargs": Refused("the model takes text", ({},)),
+        "chat_template_content_format": Refused("content is given as the template takes it", ("auto",)),
+        "function_call": Refused("use tool_choice", ("none", "auto")),
+        "functions": Refused("use tools", ([],)),
+        "metadata": Refused("nothing is stored", ({},)),
+        "mm_processor_kwargs": Refused("the model takes text", ({},)),
+        "modalities": Refused("the model gives text", (["text"],)),
+        "moderation": Refused("nothing is moderated"),
+        "prediction": Refused("outputs are not predicted"),
+        "prompt_cache_options": Refused("the prefix cache is always on"),
+        "prompt_cache_retention": Refused("blocks stay as long as there is room", ("in_memory",)),
+        "service_tier": Refused("there is one tier; use priority", ("auto", "default")),
+        "store": Refused("nothing is stored", (False,)),
+        "verbosity": Refused("the model has no verbosity", ("medium",)),
+        "web_search_options": Refused("nothing is searched"),
     }
 
-    messages: list[dict[str, Any]]
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    max_completion_tokens: int | None = None
-    add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    messages: Annotated[list[dict[str, Any]], about("The conversation: roles, contents, names.")]
+    logprobs: Annotated[bool | None, about("Score the output's tokens.")] = None
+    top_logprobs: Annotated[int | None, about("Alternatives for each, at most 32. Needs logprobs.")] = None
+    max_completion_tokens: Annotated[int | None, about("As max_tokens. Default: the rest of the context.")] = None
+    add_generation_prompt: Annotated[bool | None, about("The prompt ends with the assistant's head.")] = None
+    continue_final_message: Annotated[bool | None, about("The answer goes on in the last message.")] = None
+    documents: Annotated[list[dict[str, Any]] | None, about("For templates that take documents.")] = None
+    tools: Annotated[list[dict[str, Any]] | None, about("Functions that the model may call, at most 128.")] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None, about("none, auto, required, a function, or allowed_tools. Default: auto.")
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, about("An answer may hold several calls. Default: true.")] = None
+    reasoning_effort: Annotated[str | None, about("For templates that take it: none, low, medium, high, ...")] = None
+    include_reasoning: Annotated[bool | None, about("Show reasoning_content. Default: true.")] = None
+    thinking_token_budget: Annotated[
+        Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, about("Most reasoning tokens; its end is forced then.")
+    ] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, about("Variables of the chat template.")] = None
 
-    def output_limit(self) -> int | None:
+    def chat_options(self) -> ChatOptions:
+        """Raises ParameterError, naming the field."""
+        return ChatOptions(
+            offer=read_offer(self.tools, self.tool_choice, self.parallel_tool_calls),
+            documents=self.documents,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=bool(self.continue_final_message),
+            reasoning_effort=self.reasoning_effort,
+            thinking_budget=self.thinking_token_budget,
+            variables=self.chat_template_kwargs or {},
+        )
+
+    def output_limit(self, name: str = "max_tokens", default: int | None = None) -> int | None:
         if self.max_completion_tokens is not None and self.max_tokens is not None:
             raise ParameterError("max_tokens", "give max_completion_tokens or max_tokens, not both")
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return super().output_limit(name if self.max_completion_tokens is None else "max_completion_tokens", default)
 
     def wanted_logprobs(self) -> int | None:
         if self.top_logprobs is not None and not self.logprobs:

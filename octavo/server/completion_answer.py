@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from octavo.server.answer import Answer
+from octavo.server.completion_fields import CompletionRequest
 from octavo.server.generation import Generation
 from octavo.server.logprobs import CompletionLogprobs, prompt_logprobs
 from octavo.text.output import Delta
@@ -17,35 +18,35 @@ _encode = msgspec.json.Encoder().encode
 class CompletionAnswer(Answer):
     object = chunk_object = "text_completion"
 
-    def __init__(
-        self,
-        generation: Generation,
-        id: str,
-        model: str,
-        *,
-        echo: bool = False,
-        prompt_scores: bool = False,
-        **shared: Any,
-    ) -> None:
-        super().__init__(generation, id, model, **shared)
-        self._echo = echo
-        self._show_prompt_scores = prompt_scores
-        skip = generation.params.skip_special_tokens
-        self._logprobs = [CompletionLogprobs(generation.tokenizer, skip) for _ in range(generation.num_choices)]
+    def __init__(self, generation: Generation, model: str, request: CompletionRequest) -> None:
+        super().__init__(generation, model, request)
+        self._echo = bool(request.echo)
+        skip, as_ids = generation.params.skip_special_tokens, bool(request.return_tokens_as_token_ids)
+        self._logprobs = [
+            CompletionLogprobs(generation.tokenizer, skip, as_ids=as_ids) for _ in range(generation.num_choices)
+        ]
 
-    def _content(self, choice: int, delta: Delta) -> bytes:
+    def _content(self, choice: int, delta: Delta, needed: bool) -> bytes:
+        if not (needed or delta.text):
+            return b""
         text = self._prompt_text(choice) + delta.text if not self._begun[choice] else delta.text
         logprobs = self._scores(choice, delta, first=not self._begun[choice])
-        return b'"text":%b,"logprobs":%b' % (_encode(text), _encode(logprobs))
+        content = b'"text":%b,"logprobs":%b' % (_encode(text), _encode(logprobs))
+        if self.shows_prompt_scores and not self._begun[choice]:
+            content += b',"prompt_logprobs":' + _encode(self._written_prompt_scores(choice))
+        return content
 
     def _whole(self, choice: int, delta: Delta) -> dict[str, Any]:
         entry: dict[str, Any] = {
             "text": self._prompt_text(choice) + delta.text,
             "logprobs": self._scores(choice, delta, first=True),
         }
-        if self._show_prompt_scores:
-            entry["prompt_logprobs"] = prompt_logprobs(self.generation.tokenizer, self._prompt_scores(choice))
+        if self.shows_prompt_scores:
+            entry["prompt_logprobs"] = self._written_prompt_scores(choice)
         return entry
+
+    def _written_prompt_scores(self, choice: int) -> list[dict[str, Any] | None]:
+        return prompt_logprobs(self.generation.tokenizer, self._prompt_scores(choice))
 
     def _prompt_text(self, choice: int) -> str:
         if not self._echo:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
 from octavo.server.errors import bad_request
-from octavo.server.fields import NOT_BUILT, GenerationRequest
+from octavo.server.fields import REFUSED, GenerationRequest, Refused, about
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
     """POST /v1/completions."""
 
-    NOT_BUILT: ClassVar[dict[str, tuple[Any, ...]]] = NOT_BUILT | {
-        "best_of": (1,),
-        "prompt_embeds": (),
-        "suffix": ("",),
+    REFUSED: ClassVar[dict[str, Refused]] = REFUSED | {
+        "prompt_embeds": Refused("prompts are text or token ids"),
+        "suffix": Refused("the model has no tokens for infilling", ("",)),
     }
 
-    prompt: str | list[str | int | list[int]]
-    echo: bool | None = None
-    logprobs: int | None = None
+    prompt: Annotated[
+        str | list[str | int | list[int]], about("A text, token ids, or a list of either, each with its choices.")
+    ]
+    echo: Annotated[bool | None, about("The text begins with the prompt; its tokens are scored as the output's.")] = (
+        None
+    )
+    logprobs: Annotated[int | None, about("Score the output's tokens, with so many alternatives, at most 32.")] = None
 
-    def output_limit(self) -> int | None:
-        return 16 if self.max_tokens is None else self.max_tokens
+    def output_limit(self, name: str = "max_tokens", default: int | None = 16) -> int | None:
+        return super().output_limit(name, default)
 
     def wanted_logprobs(self) -> int | None:
         return self.logprobs

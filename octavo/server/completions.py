@@ -7,7 +7,6 @@ from functools import partial
 from octavo.server.calls import Call
 from octavo.server.completion_answer import CompletionAnswer
 from octavo.server.completion_fields import CompletionRequest
-from octavo.server.generation import Prompt
 from octavo.server.parse import Parsed, parse
 from octavo.server.service import Service, new_id
 
@@ -20,17 +19,9 @@ def completion(service: Service, body: bytes, call: Call) -> tuple[CompletionAns
     assert service.tokenizer is not None
     encode = partial(service.tokenizer.encode, add_special_tokens=request.add_special_tokens is not False)
     prompts = [
-        service.encode(prompt, "prompt", encode) if isinstance(prompt, str) else Prompt(prompt, None)
+        service.encode(prompt, "prompt", encode, request) if isinstance(prompt, str) else service.given(prompt, request)
         for prompt in request.prompts()
     ]
-    id = new_id("cmpl")
-    answer = CompletionAnswer(
-        service.generation(id, prompts, request, call, continues=True),
-        id,
-        service.model,
-        echo=bool(request.echo),
-        prompt_scores=request.prompt_logprobs is not None,
-        include_usage=request.include_usage(),
-        return_token_ids=bool(request.return_token_ids),
-    )
-    return answer, parsed
+    id = new_id("cmpl", request.request_id)
+    generation = service.generation(id, prompts, request, call)
+    return CompletionAnswer(generation, service.model, request), parsed

@@ -9,10 +9,10 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from octavo.engine.admission import Bounds, ContextLengthError
-from octavo.engine.client import EngineClient, EngineDead, Stream
+from octavo.engine.client import EngineClient, EngineDead, SlowReader, Stream
 from octavo.engine.messages import Add, Progress
 from octavo.request import PLAIN, FinishReason, ParameterError, SamplingParams, Terms, TokenLogprobs
 from octavo.server.calls import Call
@@ -25,9 +25,16 @@ MAX_CHOICES = 2**14
 """Choices of one HTTP request: each takes 1.5 kB here before it has a token, so all of them 25 MB."""
 
 
+MAX_MERGED = 64
+"""Items of several streams that wait for their reader together; the rest waits in its own stream, which is bounded."""
+
+
 class Prompt(NamedTuple):
     token_ids: list[int]
     text: str | None  # None: given as token ids
+
+
+_PROGRESS = Delta("", [], [], None, None, is_progress=True)
 
 
 class Generation:
@@ -44,11 +51,14 @@ class Generation:
         prompts: list[Prompt],
         params: SamplingParams,
         seeds: list[int],
+        live: dict[str, Generation],
         terms: Terms = PLAIN,
         *,
         continues: bool,
+        keep: frozenset[int] = frozenset(),
     ) -> None:
-        """seeds: one per prompt. continues: the text goes on where the prompt ends, it is no answer to it."""
+        """seeds: one per prompt. live: where it stands by its id while it runs. continues: the text goes on where the prompt ends, it is no answer to it. keep: special
+        tokens whose text stays."""
         self._asked = params.candidates()
         width = self._asked.n
         if len(prompts) * width > MAX_CHOICES:
@@ -57,6 +67,7 @@ class Generation:
                 f"{len(prompts) * width} choices; one request may have {MAX_CHOICES}",
                 "prompt",
             )
+        self.id = id
         self._client = client
         self._metrics = metrics
         self._call = call
@@ -76,7 +87,7 @@ class Generation:
                 code = "context_length_exceeded" if isinstance(e, ContextLengthError) else None
                 raise bad_request(str(e), e.param, code) from None
         self.outputs = [
-            ChoiceOutput(tokenizer, params, prompt.token_ids if continues else ())
+            ChoiceOutput(tokenizer, params, prompt.token_ids if continues else (), keep)
             for prompt in prompts
             for _ in range(width)
         ]
@@ -84,7 +95,11 @@ class Generation:
             call.prompts = [p.text if p.text is not None else tokenizer.decode(p.token_ids) for p in prompts]
             call.outputs = ["" for _ in self.outputs]
         self.prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # prompt -> scores of its tokens 1..
-        self._num_cached = [0] * len(prompts)
+        self.num_cached = [0] * len(prompts)
+        self.num_computed = [0] * len(prompts)  # where terms ask for it, until the first token
+        self.caller = call.caller.name
+        self._aborted = False
+        self._live = live
 
     @property
     def num_choices(self) -> int:
@@ -123,6 +138,9 @@ class Generation:
         seen = [0.0] * len(self.outputs)
         reason = FinishReason.ABORT
         num_open = len(self.outputs)
+        if self.id in self._live:
+            raise bad_request(f"a request with the id {self.id} is being served", "request_id")
+        self._live[self.id] = self
         self._metrics.begin(len(self.prompts), sum(len(p.token_ids) for p in self.prompts))
         try:
             async with aclosing(_merge([self._client.submit(add) for add in self._adds])) as steps:
@@ -132,8 +150,13 @@ class Generation:
                     if output.finish_reason is not None:
                         continue
                     if progress.choice == 0 and not seen[choice]:
-                        self._num_cached[p] = progress.num_cached
+                        self.num_cached[p] = progress.num_cached
+                        self.num_computed[p] = progress.num_computed
                         self.prompt_logprobs[p] = progress.prompt_logprobs
+                    if not progress.token_ids and progress.finish_reason is None:
+                        if progress.choice == 0:
+                            yield choice, _PROGRESS
+                        continue
                     delta = output.push(progress)
                     if self._call.outputs is not None:
                         self._call.outputs[choice] += delta.text
@@ -143,7 +166,11 @@ class Generation:
                         self._call.first_token = now
                     self._metrics.tokens(len(delta.token_ids), now - (seen[choice] or started), not seen[choice])
                     seen[choice] = now
-                    if delta.finish_reason is FinishReason.ERROR or delta.finish_reason is FinishReason.ABORT:
+                    if progress.param is not None:
+                        raise bad_request(delta.error or "the request was refused by the engine", progress.param)
+                    if delta.finish_reason is FinishReason.ERROR or (
+                        delta.finish_reason is FinishReason.ABORT and not self._aborted
+                    ):
                         raise ApiError(500, delta.error or "the request was aborted by the engine", code="engine_error")
                     num_open -= delta.finish_reason is not None
                     if delta.finish_reason is not None and progress.finish_reason is None and num_open:  # a stop string
@@ -152,6 +179,8 @@ class Generation:
                     if not num_open:  # not waiting for the engine, which may be in a long step
                         break
             reason = FinishReason.STOP
+        except SlowReader as e:
+            raise ApiError(500, str(e), code="slow_reader") from None
         except EngineDead as e:
             reason = FinishReason.ERROR
             self._call.error = str(e)
@@ -161,12 +190,19 @@ class Generation:
             self._call.error = e.message
             raise
         finally:
+            del self._live[self.id]
             reasons = [output.finish_reason or reason for output in self.outputs]
             self._call.finish_reasons = [str(r) for r in reasons]
-            self._call.num_cached_tokens = sum(self._num_cached)
-            self._metrics.end(reasons, sum(self._num_cached), time.monotonic() - started)
+            self._call.num_cached_tokens = sum(self.num_cached)
+            self._metrics.end(reasons, sum(self.num_cached), time.monotonic() - started)
 
-    def usage(self) -> dict[str, object]:
+    def abort(self) -> None:
+        """End the choices that are open: the last delta of each has the finish reason "abort"."""
+        self._aborted = True
+        for add in self._adds:
+            self._client.abort(add.id)
+
+    def usage(self) -> dict[str, Any]:
         """OpenAI's usage object: each prompt counts once; tokens behind a stop string do not count, nor do candidates
         that are not returned."""
         prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
@@ -175,7 +211,7 @@ class Generation:
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._num_cached)},
+            "prompt_tokens_details": {"cached_tokens": sum(self.num_cached)},
         }
 
 
@@ -186,16 +222,16 @@ async def _merge(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Progres
             async for progress in only:
                 yield 0, progress
         return
-    arrived: asyncio.Queue[tuple[int, Progress | Exception | None]] = asyncio.Queue()
+    arrived: asyncio.Queue[tuple[int, Progress | Exception | None]] = asyncio.Queue(MAX_MERGED)
 
     async def pump(index: int, stream: Stream) -> None:
         try:
             async for progress in stream:
-                arrived.put_nowait((index, progress))
+                await arrived.put((index, progress))
         except Exception as e:
-            arrived.put_nowait((index, e))
+            await arrived.put((index, e))
         else:
-            arrived.put_nowait((index, None))
+            await arrived.put((index, None))
 
     pumps = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(streams)]
     try:

@@ -9,19 +9,21 @@ from octavo.request import TokenLogprobs
 from octavo.text.tokenizer import Tokenizer
 
 
-def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """What a token stands for by itself; a part of a character is U+FFFD."""
+def token_text(tokenizer: Tokenizer, token: int, as_id: bool = False) -> str:
+    """What a token stands for by itself; a part of a character is U+FFFD. as_id: "token_id:5" instead, as vLLM has it."""
+    if as_id:
+        return f"token_id:{token}"
     return tokenizer.id_to_bytes(token).decode("utf-8", "replace")
 
 
-def chat_logprobs(tokenizer: Tokenizer, scores: Sequence[TokenLogprobs]) -> dict[str, Any]:
+def chat_logprobs(tokenizer: Tokenizer, scores: Sequence[TokenLogprobs], as_ids: bool = False) -> dict[str, Any]:
     """The `logprobs` object of a chat choice."""
     return {
         "content": [
             {
-                **_chat_token(tokenizer, score.token_id, score.logprob),
+                **_chat_token(tokenizer, score.token_id, score.logprob, as_ids),
                 "top_logprobs": [
-                    _chat_token(tokenizer, token, logprob)
+                    _chat_token(tokenizer, token, logprob, as_ids)
                     for token, logprob in zip(score.top_ids, score.top_logprobs, strict=True)
                 ],
             }
@@ -31,18 +33,19 @@ def chat_logprobs(tokenizer: Tokenizer, scores: Sequence[TokenLogprobs]) -> dict
     }
 
 
-def _chat_token(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
+def _chat_token(tokenizer: Tokenizer, token: int, logprob: float, as_id: bool) -> dict[str, Any]:
     data = tokenizer.id_to_bytes(token)
-    return {"token": data.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(data)}
+    return {"token": token_text(tokenizer, token, as_id), "logprob": _finite(logprob), "bytes": list(data)}
 
 
 class CompletionLogprobs:
     """The `logprobs` object of a completion choice; keeps the text offset from one chunk to the next."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
         self._unseen = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._offset = 0
+        self._as_ids = as_ids
 
     def write(self, scores: Sequence[TokenLogprobs], prompt_start: int | None = None) -> dict[str, Any]:
         """`prompt_start`: an unscored first prompt token that comes before `scores` (echo)."""
@@ -52,22 +55,25 @@ class CompletionLogprobs:
         tops: list[dict[str, float] | None] = []
         if prompt_start is not None:
             ids.insert(0, prompt_start)
-            tokens.append(token_text(self._tokenizer, prompt_start))
+            tokens.append(self._text(prompt_start))
             logprobs.append(None)
             tops.append(None)
         for score in scores:
-            tokens.append(token_text(self._tokenizer, score.token_id))
+            tokens.append(self._text(score.token_id))
             logprobs.append(_finite(score.logprob))
             top: dict[str, float] = {}
             for token, logprob in zip(score.top_ids, score.top_logprobs, strict=True):
-                top.setdefault(token_text(self._tokenizer, token), _finite(logprob))
+                top.setdefault(self._text(token), _finite(logprob))
             top.setdefault(tokens[-1], _finite(score.logprob))
             tops.append(top)
         offsets = []
-        for token, text in zip(ids, tokens, strict=True):
+        for token in ids:
             offsets.append(self._offset)
-            self._offset += 0 if token in self._unseen else len(text)
+            self._offset += 0 if token in self._unseen else len(token_text(self._tokenizer, token))
         return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+    def _text(self, token: int) -> str:
+        return token_text(self._tokenizer, token, self._as_ids)
 
 
 def prompt_logprobs(tokenizer: Tokenizer, scores: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:

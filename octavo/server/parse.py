@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from octavo.server.errors import bad_request
-from octavo.server.fields import LABELS, GenerationRequest
+from octavo.server.errors import ApiError, bad_request
+from octavo.server.fields import GenerationRequest
 
 T = TypeVar("T", bound=GenerationRequest)
+
+MAX_DIGITS = 400
+"""Of a whole number that is looked at to name its field: float64 ends at 10^308."""
 
 
 class Parsed(NamedTuple, Generic[T]):
@@ -19,22 +24,19 @@ class Parsed(NamedTuple, Generic[T]):
 
 def parse(body: bytes, schema: type[T], strict: bool) -> Parsed[T]:
     """Raises ApiError 400 naming the field for anything that cannot be honoured."""
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
-        raise bad_request(f"the body is not valid JSON: {e}") from None
-    except RecursionError:
-        raise bad_request("the body is nested too deeply") from None
-    if not isinstance(fields, dict):
-        raise bad_request("the body must be a JSON object")
-    known, unknown = {}, []
-    for name, value in fields.items():
-        if name in schema.__struct_fields__:
-            known[name] = value
-        elif name in schema.NOT_BUILT:
-            if value is not None and not any(_equal(value, neutral) for neutral in schema.NOT_BUILT[name]):
-                raise bad_request(f"{name} is not supported yet", name, "unsupported_parameter")
-        elif name not in LABELS:
+    known: dict[str, Any] = {}
+    unknown = []
+    for name, value in decode(body).items():
+        target = schema.ALIASES.get(name, name)
+        if target in schema.__struct_fields__:
+            if target in known:
+                raise bad_request(f"{target} is given twice, once as {name}", name)
+            known[target] = value
+        elif name in schema.REFUSED:
+            refused = schema.REFUSED[name]
+            if value is not None and not any(_equal(value, neutral) for neutral in refused.neutral):
+                raise bad_request(f"{name} is not supported: {refused.why}", name, "unsupported_parameter")
+        else:
             unknown.append(name)
     if unknown and strict:
         raise bad_request(f"unknown field: {', '.join(unknown)}", unknown[0], "unknown_parameter")
@@ -42,15 +44,82 @@ def parse(body: bytes, schema: type[T], strict: bool) -> Parsed[T]:
         request = msgspec.convert(known, schema)
     except msgspec.ValidationError as e:
         raise _validation_error(e) from None
-    request.check_stream_options()
+    request.check()
     return Parsed(request, unknown)
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """The members of a JSON object. Raises ApiError 400, which names the member at fault where there is one."""
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise _fault_in(body) or bad_request(f"the body is not valid JSON: {e}") from None
+    except RecursionError:
+        name = _deepest(body)
+        where = "the body" if name is None else name
+        raise bad_request(f"{where} is nested too deeply", name) from None
+    if not isinstance(fields, dict):
+        raise bad_request("the body must be a JSON object")
+    return fields
+
+
+def _fault_in(body: bytes) -> ApiError | None:
+    """The error of the member that has a number out of range or bytes that are no UTF-8; None: it is something else."""
+    try:
+        fields = json.loads(body.decode("utf-8", "surrogateescape"), parse_constant=_no_constant, parse_int=_whole)
+    except (ValueError, RecursionError):
+        return None
+    for name, value in fields.items() if isinstance(fields, dict) else ():
+        text = json.dumps([name, value], ensure_ascii=False)
+        if "Infinity" in text and _has_infinity(value):
+            return bad_request(f"{name} has a number out of range", name)
+        if re.search("[\ud800-\udfff]", text):
+            shown = name.encode("utf-8", "replace").decode()
+            return bad_request(f"{shown} is not valid Unicode", shown)
+    return None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _whole(digits: str) -> int | float:
+    return int(digits) if len(digits) <= MAX_DIGITS else float("inf")
+
+
+def _has_infinity(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_infinity, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_infinity, value))
+    return isinstance(value, float) and value in (float("inf"), float("-inf"))
+
+
+def _deepest(body: bytes) -> str | None:
+    """The member of a JSON object within which its nesting is first too deep."""
+    depth, name, last = 0, None, b""
+    for found in re.finditer(rb'"(?:[^"\\]|\\.)*"|[\[\]{}:]', body):
+        token = found.group()
+        if token in b"[{":
+            depth += 1
+            if depth > 256 and name is not None:
+                try:
+                    return str(json.loads(name))
+                except ValueError:
+                    return None
+        elif token in b"]}":
+            depth -= 1
+        elif token == b":" and depth == 1:
+            name = last
+        last = token
+    return None
 
 
 def _equal(value: Any, neutral: Any) -> bool:
     return (type(value) is type(neutral) and bool(value == neutral)) or (value == neutral and type(value) is float)
 
 
-def _validation_error(error: msgspec.ValidationError) -> Exception:
+def _validation_error(error: msgspec.ValidationError) -> ApiError:
     """`Expected `int`, got `str` - at `$.max_tokens``, with the field named first."""
     text = str(error)
     what, _, where = text.partition(" - at `$.")

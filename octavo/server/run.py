@@ -28,6 +28,7 @@ from octavo.server.calls import log_to_stderr
 from octavo.server.errors import ApiError
 from octavo.server.service import Service
 from octavo.server.tracing import NoTracer, OtlpTracer
+from octavo.text.template import read_template
 from octavo.text.tokenizer import load_tokenizer
 
 GOODBYE_SECONDS = 1.0
@@ -47,19 +48,20 @@ def run(
 
     `listener` is bound. on_ready(engine's Ready, seconds of loading the tokenizer) is called once.
     Raises EngineError where the engine could not start, CheckpointError where the tokenizer cannot be read,
-    ConfigError for a bad key file, certificate or tracing option.
+    ConfigError for a bad key file, certificate, tracing option or chat template.
     """
     try:
         keys = read_keys(config.api_key, config.api_key_file)
         tracer = NoTracer() if config.otlp_endpoint is None else OtlpTracer(config.otlp_endpoint, model)
         check_tls(config)
+        template = None if config.chat_template is None else read_template(config.chat_template)
     except ConfigError:
         client.process.stop(0)
         raise
     service = Service(config, client, model, keys=keys, tracer=tracer)
     log_to_stderr()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(service, listener, on_ready))
+        return runner.run(_serve(service, listener, template, on_ready))
 
 
 def check_tls(config: ServerConfig) -> None:
@@ -76,13 +78,15 @@ def check_tls(config: ServerConfig) -> None:
         raise ConfigError(f"the TLS files {files} cannot be used: {e.strerror or e}") from None
 
 
-async def _serve(service: Service, listener: socket.socket, on_ready: Callable[[Ready, float], None]) -> str | None:
+async def _serve(
+    service: Service, listener: socket.socket, template: str | None, on_ready: Callable[[Ready, float], None]
+) -> str | None:
     client = service.client
     server = _Server(service)
 
     async def prepare() -> None:
         started = time.perf_counter()
-        service.tokenizer = await asyncio.to_thread(load_tokenizer, Path(service.config.model))
+        service.loaded(await asyncio.to_thread(load_tokenizer, Path(service.config.model)), template)
         seconds = time.perf_counter() - started
         ready = await client.ready()
         service.metrics.startup({**ready.phases, "tokenizer": seconds})

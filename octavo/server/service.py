@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.config import ServerConfig
 from octavo.engine.client import EngineClient
@@ -16,8 +17,11 @@ from octavo.server.errors import ApiError, bad_request
 from octavo.server.fields import GenerationRequest
 from octavo.server.generation import Generation, Prompt
 from octavo.server.metrics import Metrics
+from octavo.server.resume import ResumableStreams
 from octavo.server.tracing import NoTracer, Tracer
+from octavo.text.chat import ChatFormat, ChatPrompt
 from octavo.text.tokenizer import Tokenizer
+from octavo.text.words import resolve
 
 MIN_TEXT = 2**20
 CHARACTERS_PER_TOKEN = 128
@@ -27,19 +31,32 @@ million characters, so that a text that can never fit is refused before."""
 
 @dataclass
 class Service:
-    """A model being served. `tokenizer` comes once it is loaded, `draining` when the server was told to end."""
+    """A model being served. `tokenizer` and `chat` come once it is loaded, `draining` when the server was told to end."""
 
     config: ServerConfig
     client: EngineClient
     model: str  # name in answers
     created: int = field(default_factory=lambda: int(time.time()))
     tokenizer: Tokenizer | None = None
+    chat: ChatFormat | None = None  # comes with the tokenizer
     draining: bool = False
     keys: Keys = field(default_factory=lambda: Keys([]))
     tracer: Tracer = field(default_factory=NoTracer)
 
+    sampling_defaults: dict[str, Any] = field(default_factory=dict)  # of the model, where the config asks for them
+    open: dict[str, Generation] = field(default_factory=dict)  # by the id of the answer
+    streams: ResumableStreams = field(default_factory=ResumableStreams)
+
     def __post_init__(self) -> None:
         self.metrics = Metrics(lambda: self.client.stats, self.model, self.config.metric_names)
+
+    def loaded(self, tokenizer: Tokenizer, template: str | None) -> None:
+        """template: in place of the model's own."""
+        config = self.config
+        self.chat = ChatFormat(
+            tokenizer, template, tool_format=config.tool_format, reasoning_format=config.reasoning_format
+        )
+        self.tokenizer = tokenizer
 
     @property
     def trouble(self) -> str | None:
@@ -51,23 +68,29 @@ class Service:
         return None if self.client.alive else "the engine has ended"
 
     def generation(
-        self, id: str, prompts: list[Prompt], request: GenerationRequest, call: Call, *, continues: bool
+        self, id: str, prompts: list[Prompt], request: GenerationRequest, call: Call, chat: ChatPrompt | None = None
     ) -> Generation:
-        """Checked against the model, not begun. Raises ApiError 400."""
+        """Checked against the model, not begun. chat: the prompt, where it is a conversation. Raises ApiError 400."""
         tokenizer, bounds = self.tokenizer, self.client.bounds
         assert tokenizer is not None and bounds is not None
-        params = _params(request)
+        if id in self.open:
+            raise bad_request(f"a request with the request_id {request.request_id!r} is being served", "request_id")
+        params = self._params(request, chat)
         seeds = [self.seed() if params.seed is None else params.seed for _ in prompts]
         return Generation(
-            self.client, tokenizer, bounds, self.metrics, call, id, prompts, params, seeds, _terms(request, call),
-            continues=continues,
+            self.client, tokenizer, bounds, self.metrics, call, id, prompts, params, seeds, self.open, _terms(request, call),
+            continues=chat is None or chat.continues, keep=frozenset() if chat is None else chat.keep,
         )  # fmt: skip
 
     def seed(self) -> int:
         """For a prompt whose request brings none."""
         return int.from_bytes(os.urandom(8), "little") if self.config.seed is None else self.config.seed
 
-    def encode(self, text: str, param: str, encode: Callable[[str], list[int]]) -> Prompt:
+    def given(self, token_ids: list[int], request: GenerationRequest) -> Prompt:
+        """A prompt of token ids."""
+        return self._truncated(Prompt(token_ids, None), request)
+
+    def encode(self, text: str, param: str, encode: Callable[[str], list[int]], request: GenerationRequest) -> Prompt:
         """Token ids by `encode` of a text that may fit the context. Raises ApiError naming the field `param`."""
         bounds = self.client.bounds
         assert bounds is not None
@@ -82,12 +105,37 @@ class Service:
             ids = encode(text)
         except ValueError as e:  # text that is no Unicode
             raise bad_request(str(e), param) from None
+        prompt = self._truncated(Prompt(ids, text), request)
+        ids = prompt.token_ids
         if len(ids) > bounds.max_model_len:  # before more texts are read
             raise bad_request(
                 f"the prompt has {len(ids)} tokens; prompt and output together may have {bounds.max_model_len}",
                 param, "context_length_exceeded",
             )  # fmt: skip
-        return Prompt(ids, text)
+        return prompt
+
+    def _truncated(self, prompt: Prompt, request: GenerationRequest) -> Prompt:
+        """The last tokens, as many as the request says. Where it asks for what fits, that is with its output."""
+        wanted = request.truncate_prompt_tokens
+        if wanted is None:
+            return prompt
+        if wanted < 0:
+            bounds = self.client.bounds
+            assert bounds is not None
+            wanted = max(1, bounds.max_model_len - (self._params(request).max_tokens or 1))
+        return (
+            prompt
+            if len(prompt.token_ids) <= wanted
+            else Prompt(prompt.token_ids[len(prompt.token_ids) - wanted :], None)
+        )
+
+    def _params(self, request: GenerationRequest, chat: ChatPrompt | None = None) -> SamplingParams:
+        assert self.tokenizer is not None
+        try:
+            params = resolve(request.sampling_params(self.sampling_defaults), self.tokenizer)
+            return params if chat is None else chat.params(params)
+        except ParameterError as e:
+            raise bad_request(str(e), e.param) from None
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model:
@@ -97,22 +145,17 @@ class Service:
             )  # fmt: skip
 
 
-def _params(request: GenerationRequest) -> SamplingParams:
-    try:
-        return request.sampling_params()
-    except ParameterError as e:
-        raise bad_request(str(e), e.param) from None
-
-
 def _terms(request: GenerationRequest, call: Call) -> Terms:
     """The tenant is the API key's; without keys, who calls itself `user`. A salt of the request is within the key's."""
     caller = call.caller
     return Terms(
         priority=-(request.priority or 0),
         tenant=caller.tenant or request.user or "",
+        reports_prefill=bool(request.return_progress),
         cache_salt=f"{caller.salt}\0{request.cache_salt}" if request.cache_salt else caller.salt,
     )
 
 
-def new_id(kind: str) -> str:
-    return f"{kind}-{os.urandom(12).hex()}"
+def new_id(kind: str, wanted: str | None = None) -> str:
+    """The id of an answer: a random one, or what the client wants behind the kind."""
+    return f"{kind}-{wanted or os.urandom(12).hex()}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import time
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -13,32 +14,52 @@ from starlette.types import Receive, Scope, Send
 from octavo.server.answer import Answer
 from octavo.server.errors import ApiError, json_response
 
+PING = b": ping\n\n"
+"""A comment: keeps proxies from closing a connection on which nothing comes."""
+
 
 class EventStream(Response):
-    """Server-sent events of an answer. A slow reader holds up only its own stream."""
+    """Server-sent events. A slow reader holds up only its own stream."""
 
-    def __init__(self, answer: Answer, headers: dict[str, str]) -> None:
-        super().__init__(None, 200, {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], headers: dict[str, str], ping_seconds: float, status: int = 200
+    ) -> None:
+        """ping_seconds: a comment is sent where nothing else was for so long; 0: never."""
+        super().__init__(None, status, {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         self.headers["content-type"] = "text/event-stream; charset=utf-8"
         del self.headers["content-length"]
-        self._answer = answer
+        self._events = events
+        self._ping_seconds = ping_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await _while_connected(receive, self._events(send))
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await _while_connected(receive, self._run(send))
 
-    async def _events(self, send: Send) -> None:
+    async def _run(self, send: Send) -> None:
+        last, sending = time.monotonic(), asyncio.Lock()
+
+        async def send_part(part: bytes) -> None:
+            nonlocal last
+            async with sending:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+                last = time.monotonic()
+
+        async def ping() -> None:
+            while True:
+                await asyncio.sleep(max(0.001, last + self._ping_seconds - time.monotonic()))
+                if time.monotonic() - last >= self._ping_seconds:
+                    await send_part(PING)
+
+        pinging = asyncio.create_task(ping()) if self._ping_seconds else None
         try:
-            for chunk in self._answer.opening():
-                await _send_part(send, chunk)
-            async with aclosing(self._answer.generation.deltas()) as deltas:
-                async for choice, delta in deltas:
-                    if chunk := self._answer.chunk(choice, delta):
-                        await _send_part(send, chunk)
-            last = self._answer.closing()
-        except ApiError as e:
-            last = e.event()
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+            async with aclosing(self._events) as events:
+                async for event in events:
+                    await send_part(event)
+        finally:
+            if pinging is not None:
+                pinging.cancel()
+                await asyncio.gather(pinging, return_exceptions=True)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class WholeAnswer(Response):
@@ -59,10 +80,6 @@ class WholeAnswer(Response):
                 return
             response = json_response(body, 200, self._extra)
         await response(scope, receive, send)
-
-
-async def _send_part(send: Send, chunk: bytes) -> None:
-    await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
 async def _while_connected(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:

@@ -29,6 +29,7 @@ class Delta(NamedTuple):
     finish_reason: FinishReason | None
     stop_reason: int | str | None  # stop token id or stop string that ended it; None for the end of sequence
     error: str | None = None
+    is_progress: bool = False  # tells of the prompt; nothing was added
 
 
 class ChoiceOutput:

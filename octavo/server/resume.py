@@ -1,0 +1,122 @@
+"""Streams that may be taken up again after the connection broke: their events are numbered, and kept for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from octavo.server.errors import ApiError
+
+MAX_BYTES = 2**20
+"""Of the events that a stream keeps: some thousand chunks. The oldest are forgotten."""
+
+MAX_STREAMS = 256
+"""Resumable streams at a time, so that all of them keep 256 MiB at most."""
+
+
+class ResumableStream:
+    """Runs an answer whether anybody reads it or not. Without a reader it ends after a time of grace.
+
+    Events [first, first + len(events)) are kept; event i is sent with "id: i".
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], caller: str | None, grace_seconds: float) -> None:
+        """caller: whose stream it is."""
+        self.caller = caller
+        self._events: deque[bytes] = deque()
+        self._first = 0
+        self._num_bytes = 0
+        self._ended = False
+        self._readers = 0
+        self._grace_seconds = grace_seconds
+        self._more = asyncio.Event()
+        self._grace: asyncio.TimerHandle | None = None
+        self._task = asyncio.create_task(self._run(events))
+        self.over = asyncio.Event()  # nobody may take it up any more
+
+    async def read(self, start: int) -> AsyncGenerator[bytes, None]:
+        """Events from number `start` on, as they come. Ending the iteration early starts the time of grace."""
+        self._readers += 1
+        if self._grace is not None:
+            self._grace.cancel()
+        try:
+            while True:
+                if start < self._first:
+                    error = ApiError(410, f"events before {self._first} are forgotten", code="events_forgotten")
+                    yield error.event()
+                    return
+                if start < self._first + len(self._events):
+                    yield b"id: %d\n%b" % (start, self._events[start - self._first])
+                    start += 1
+                elif self._ended:
+                    return
+                else:
+                    self._more.clear()
+                    await self._more.wait()
+        finally:
+            self._readers -= 1
+            if self._readers == 0:
+                self._grace = asyncio.get_running_loop().call_later(self._grace_seconds, self._end)
+
+    def check(self, start: int) -> None:
+        """Raise ApiError where `start` is no event that may be asked for."""
+        if not self._first <= start <= self._first + len(self._events):
+            raise ApiError(
+                410, f"events {self._first} to {self._first + len(self._events) - 1} are kept, not {start}",
+                param="last-event-id", code="events_forgotten",
+            )  # fmt: skip
+
+    async def _run(self, events: AsyncGenerator[bytes, None]) -> None:
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    self._events.append(event)
+                    self._num_bytes += len(event)
+                    while self._num_bytes > MAX_BYTES and len(self._events) > 1:
+                        self._num_bytes -= len(self._events.popleft())
+                        self._first += 1
+                    self._more.set()
+        finally:
+            self._ended = True
+            self._more.set()
+
+    def _end(self) -> None:
+        """The time of grace is over."""
+        self._task.cancel()  # aborts what is left
+        self.over.set()
+
+
+class ResumableStreams:
+    """Those of one server, by the id of the answer."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, ResumableStream] = {}
+        self._watching: set[asyncio.Task[None]] = set()
+
+    def add(
+        self, id: str, events: AsyncGenerator[bytes, None], caller: str | None, grace_seconds: float
+    ) -> ResumableStream:
+        """Start one. Raises ApiError 429 where there are too many."""
+        if len(self._streams) >= MAX_STREAMS:
+            raise ApiError(
+                429, f"{MAX_STREAMS} resumable streams are kept already", param="resumable", code="too_many_streams",
+                retry_after=round(grace_seconds) + 1,
+            )  # fmt: skip
+        stream = self._streams[id] = ResumableStream(events, caller, grace_seconds)
+        task = asyncio.create_task(self._forget(id, stream))
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+        return stream
+
+    def get(self, id: str, caller: str | None) -> ResumableStream:
+        """Raises ApiError 404, also where it is another caller's."""
+        stream = self._streams.get(id)
+        if stream is None or stream.caller != caller:
+            raise ApiError(404, f"there is no resumable stream {id!r}", code="stream_not_found")
+        return stream
+
+    async def _forget(self, id: str, stream: ResumableStream) -> None:
+        await stream.over.wait()
+        del self._streams[id]
