@@ -107,7 +107,9 @@ def _depth(value: object) -> int:
 def _why(structured: Structured, grammar: str, error: str) -> str:
     """All that is not supported, where that is the cause: llguidance stops at the first."""
     if structured.kind == "json_schema":
-        lenient = LLMatcher.grammar_from_json_schema(structured.text, overrides={"lenient": True})
+        lenient = LLMatcher.grammar_from_json_schema(
+            json.loads(grammar)["grammars"][0]["json_schema"], overrides={"lenient": True}
+        )
         failed, found = LLMatcher.validate_grammar_with_warnings(lenient, limits=LIMITS)
         if not failed and found:
             found = list(dict.fromkeys(message.replace("Unimplemented keys:", "the keywords") for message in found))
