@@ -25,6 +25,7 @@ from octavo.text.output import ChoiceOutput, Delta, best_of
 from octavo.text.template import read_template
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from octavo.text.tools.offer import read_offer
+from octavo.text.words import resolve
 from octavo.weights.locate import locate
 
 Prompt = str | Mapping[str, Any]
@@ -179,7 +180,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """chats: the prompts as conversations; None where the text goes on where they end."""
         params = _each(sampling_params, len(ids))
-        adds = [self._add(i, p) for i, p in zip(ids, params, strict=True)]
+        adds = [self._add(i, resolve(p, self._tokenizer)) for i, p in zip(ids, params, strict=True)]
         for add in adds:
             self.engine.bounds.check(add)
         each_chat: Iterable[ChatPrompt | None] = chats or repeat(None, len(adds))

@@ -67,8 +67,10 @@ class PagedModel:
         digests = [digest(reads[s][: batch.positions[row] + 1]) for s, row in zip(sequences, rows, strict=True)]
         num_rows = len(rows)
         tokens, logprobs = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.float32)
-        top = np.zeros((num_rows, MAX_TOP), np.int32)
         a = batch.sampling
+        num_top = max(MAX_TOP, int(a.num_top.max(initial=0)))
+        top = np.zeros((num_rows, num_top), np.int32)
+        top_logprobs = np.zeros((num_rows, num_top), np.float32)
         for r, row in enumerate(rows):
             target = int(a.target[r])
             position = int(batch.positions[row]) + 1
@@ -79,9 +81,11 @@ class PagedModel:
                 assert not _bias(a, r) and not _history(a, r)
                 tokens[r] = target
             logprobs[r] = score(digests[r], int(tokens[r])) if a.num_top[r] >= 0 else 0
-            top[r] = [(digests[r] + k) % VOCAB for k in range(MAX_TOP)]
+            best = sorted((-score(digests[r], token), token) for token in range(VOCAB))[:num_top]
+            top[r] = [token for _, token in best]
+            top_logprobs[r] = [-cost for cost, _ in best]
         return StepResult(
-            tokens, logprobs, np.ones(num_rows, np.int32), top, -top.astype(np.float32), np.zeros(num_rows, np.bool_)
+            tokens, logprobs, np.ones(num_rows, np.int32), top, top_logprobs, np.zeros(num_rows, np.bool_)
         )
 
 
@@ -118,6 +122,14 @@ def draw(context: int, key: int, position: int, bias: dict[int, float], history:
     first = hash((context, key, position, *sorted(history.items()))) % VOCAB
     allowed = [t for t in range(VOCAB) if bias.get(t, 0.0) != -np.inf]
     return allowed[first % len(allowed)]
+
+
+def scores_after(token_ids: list[int]) -> list[float]:
+    """Of every token of the vocabulary behind a sequence."""
+    values = list[int]()
+    for token in token_ids:
+        values.append(next_value(values[-1] if values else 0, token))
+    return [score(digest(values), token) for token in range(VOCAB)]
 
 
 def expected(request: Request, max_model_len: int) -> tuple[list[int], list[float]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,11 @@ from octavo.engine.admission import Bounds
 from octavo.engine.messages import Add
 from octavo.request import FinishReason, ParameterError, Request, SamplingParams, TokenLogprobs
 from octavo.sched.beam import BeamSearch
-from tests.plain_beam import plain_beam_search
+from octavo.sched.live import Update
+from octavo.sched.step import Step
+from tests.paged_model import VOCAB, scores_after
+from tests.plain_beam import Found, plain_beam_search
+from tests.test_scheduler import Engine, make, random_prompt
 
 MAX_MODEL_LEN = 40
 
@@ -143,3 +149,120 @@ def test_what_only_beam_search_has_is_refused_without_it(field: str, value: obje
 
 def test_neutral_values_are_no_reason_to_refuse() -> None:
     SamplingParams(use_beam_search=True, n=2, temperature=0, top_k=-1, top_p=1, logit_bias={}, stop=[], seed=4)
+
+
+# ---- through the scheduler
+
+
+def find(params: SamplingParams, prompt: list[int], max_model_len: int) -> list[Found]:
+    """The answers of a search over the paged model, by the plain one."""
+    limit = max_model_len - len(prompt)
+    return plain_beam_search(
+        scores_after, prompt,
+        width=params.num_candidates, ends={VOCAB - 1, *params.stop_token_ids} if not params.ignore_eos else set(),
+        limit=limit if params.max_tokens is None else min(limit, params.max_tokens), min_tokens=params.min_tokens,
+        length_penalty=params.length_penalty, early_stopping=params.early_stopping,
+    ).best[: params.n]  # fmt: skip
+
+
+class Searches(Engine):
+    """The scheduler's engine of the tests, with searches whose answers it collects."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.answers: dict[str, list[Update]] = {}
+        self.asked: dict[str, Request] = {}
+
+    def search(self, id: str, prompt: list[int], **params: Any) -> None:
+        self.asked[id] = make(id, prompt, **{"temperature": 0, "use_beam_search": True, **params})
+        search = BeamSearch(self.asked[id], self.limits.max_model_len)
+        self.scheduler.add(search.first, search)
+        self.scheduler.check()
+
+    def commit(self, step: Step) -> None:
+        updates = self.scheduler.commit(step, self.model.run(self.batches.build(step)))
+        self.scheduler.check()
+        for update in updates:
+            if update.request.id in self.asked:
+                self.answers.setdefault(update.request.id, []).append(update)
+            else:
+                self.updated.setdefault(update.request.key, []).extend(update.token_ids)
+
+    def verify_searches(self) -> None:
+        for id, request in self.asked.items():
+            if id not in self.answers:
+                continue
+            want = find(request.params, request.prompt_ids, self.limits.max_model_len)
+            answers = self.answers[id]
+            assert [a.request.choice for a in answers] == list(range(request.params.n))
+            assert [a.request.output_ids for a in answers] == [found.token_ids for found in want], id
+            assert [a.logprob for a in answers] == [found.logprob for found in want]
+            for answer in answers:
+                assert answer.explanation is not None and answer.explanation.state == answer.request.finish_reason
+
+
+def play(seed: int) -> Counter[str]:
+    rng = random.Random(seed)
+    num_blocks, max_seqs = rng.randint(2, 12), rng.randint(1, 7)
+    engine = Searches(
+        num_blocks=num_blocks,
+        max_tokens=rng.choice([max_seqs, 16, 64]) + max_seqs,
+        max_rows=max_seqs + rng.choice([0, 16]),
+        max_seqs=max_seqs,
+        max_model_len=num_blocks * 16 + 1,
+        enabled=rng.random() < 0.8,
+        num_groups=1 + (rng.random() < 0.2),
+    )
+    others, aborted, known = [], set[str](), list[list[int]]()
+    for turn in range(rng.randint(2, 8)):
+        known.append(random_prompt(rng, known, num_blocks * 8))
+        if rng.random() < 0.7:
+            width = rng.randint(1, 5)
+            engine.search(
+                f"s{turn}", known[-1], best_of=width, n=rng.randint(1, width), max_tokens=rng.choice([1, 6, 20, 40]),
+                ignore_eos=rng.random() < 0.5, early_stopping=rng.choice([True, False, "never"]),
+                length_penalty=rng.choice([0.0, 1.0, 1.5]), logprobs=rng.choice([None, 2]),
+                prompt_logprobs=rng.choice([None, None, 1]),
+            )  # fmt: skip
+        else:
+            others.append(engine.add(make(f"r{turn}", known[-1], seed=turn, max_tokens=rng.choice([1, 9, 40]))))
+        for _ in range(rng.randint(0, 8)):
+            step = engine.schedule()
+            if step is None:
+                break
+            if rng.random() < 0.04:
+                victim = rng.choice(step.work).request.id
+                ended = engine.scheduler.abort(victim, rng.choice([-1, 0]))
+                if victim in engine.asked and ended:
+                    aborted.add(victim)
+                    assert [r.choice for r in ended] == list(range(engine.asked[victim].params.n))
+                    assert all(r.finish_reason is FinishReason.ABORT for r in ended)
+                    assert engine.scheduler.abort(victim) == []
+            engine.commit(step)
+            resting = [live for live in engine.scheduler._running if live.resting]
+            engine.seen["rested"] += len(resting)
+    engine.finish()
+    assert engine.answers.keys() == engine.asked.keys() - aborted
+    engine.verify_searches()
+    for request in others:
+        engine.verify(request)
+    explanations = [u.explanation for answers in engine.answers.values() for u in answers]
+    engine.seen["preempted"] += sum(e.preemptions for e in explanations if e)
+    engine.seen["recomputed"] += sum(e.recomputed_tokens for e in explanations if e)
+    engine.seen["cached"] += sum(e.cached_tokens for e in explanations if e)
+    engine.seen["aborted"] += len(aborted)
+    engine.seen["crowded"] += any(r.params.num_candidates > max_seqs for r in engine.asked.values())
+    return engine.seen
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_random_histories_with_searches(part: int) -> None:
+    """Beams are preempted, wait for slots and blocks and share those of others; the answers are the plain ones."""
+    seen: Counter[str] = Counter()
+    for seed in range(part * 60, (part + 1) * 60):
+        try:
+            seen += play(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+    for what in ("rested", "preempted", "recomputed", "cached", "aborted", "crowded", "copy"):
+        assert seen[what] > 0, f"no history reached: {what}"

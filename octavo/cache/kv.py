@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 from octavo.cache.blocks import BLOCK_SIZE, GroupSpec, blocks_for
 from octavo.cache.chains import Chains
-from octavo.cache.coming import Coming
 from octavo.cache.groups import Copy, Group
 from octavo.cache.integrity import check
 from octavo.cache.match import Match, Matcher
-from octavo.cache.prefix import Key, Node, chain_key
-from octavo.cache.scores import ScoreStore
+from octavo.cache.prefix import Key
+from octavo.cache.publisher import Publisher
 from octavo.cache.window import first_block, most_blocks
-from octavo.request import Request, TokenLogprobs
+from octavo.request import Request
 
 
 class Usage(NamedTuple):
@@ -49,12 +48,11 @@ class KvCache:
     ) -> None:
         """`enabled`: reuse prefixes. `seed`: everything else that the cached values depend on. `clock`: in seconds."""
         self.groups = [Group(spec) for spec in groups]
-        self.scores = ScoreStore()
         self.enabled = enabled
         self.chains = Chains(seed)
-        self.coming = Coming()
+        self.published = Publisher(self.groups, self.chains)
         self._clock = clock
-        self._matcher = Matcher(self.groups, self.scores, self.chains, self.coming)
+        self._matcher = Matcher(self.groups, self.chains, self.published)
         self._admitted: set[tuple[str, int]] = set()
         self._flushed: set[tuple[str, int]] = set()  # they hold what may not be reused any more
 
@@ -84,9 +82,9 @@ class KvCache:
 
     def num_private(self, request: Request) -> int:
         """Computed tokens in blocks that no other request refers to."""
-        g = self._matcher.anchor
-        refcounts = self.groups[g].pool.refcounts
-        num_shared = sum(block >= 0 and refcounts[block] > 1 for block in request.tables[g])
+        group = self.published.anchor
+        refcounts, table = group.pool.refcounts, request.tables[self.groups.index(group)]
+        num_shared = sum(block >= 0 and refcounts[block] > 1 for block in table)
         return max(0, request.num_computed - num_shared * BLOCK_SIZE)
 
     def keys(self, request: Request, num_blocks: int) -> list[Key]:
@@ -95,7 +93,7 @@ class KvCache:
 
     def leader(self, key: Key) -> Request | None:
         """The running request that is still about to compute this block."""
-        return self.coming.leader(key)
+        return self.published.coming.leader(key)
 
     # Admission
 
@@ -130,7 +128,7 @@ class KvCache:
         request.num_cached = request.num_computed = match.num_tokens
         self._admitted.add(request.key)
         if self.enabled:
-            self.coming.announce(self._coming_keys(request, len(match.shared[0])), request)
+            self.published.announce(request, len(match.shared[0]))
         return match
 
     def fork(self, parent: Request, child: Request) -> None:
@@ -168,7 +166,7 @@ class KvCache:
                 table = request.tables[g] = list(table)
                 table[i] = self._copy(group, table[i], num_slots)  # our reference is the copy's now
             while len(table) < wanted:
-                table.append(self._take(group))
+                table.append(self.published.take(group))
         return True
 
     def copies(self) -> list[list[Copy]]:
@@ -197,9 +195,9 @@ class KvCache:
                 group.pool.set_filled(table[last], num_computed - last * BLOCK_SIZE)
         if self._publishes(request):
             for i in range(first, last):
-                self._publish(request, i)
+                self.published.block(request, i)
             if start < len(request.prompt_ids) <= num_computed:
-                self._publish_prompt_tail(request)
+                self.published.prompt_tail(request)
         for table, group in zip(request.tables, self.groups, strict=True):
             if group.window is not None:
                 left = range(first_block(start, group.window), first_block(num_computed, group.window))
@@ -214,14 +212,13 @@ class KvCache:
         if request.tables:
             publishes, now = self._publishes(request), self._clock()
             if publishes and num_rest and keep_tail:
-                self._publish_tail(request, num_full, request.num_computed)
+                self.published.tail(request, num_full, request.num_computed)
             for table, group in zip(request.tables, self.groups, strict=True):
                 for i in range(len(table) - 1, -1, -1):
                     if table[i] >= 0:
                         group.release(table[i], self._used(request, i, now))
             if publishes:
-                for key in self._coming_keys(request, num_full):
-                    self.coming.arrived(key, request)
+                self.published.give_up(request, num_full)
         self._admitted.discard(request.key)
         self._flushed.discard(request.key)
         request.tables = []
@@ -236,11 +233,8 @@ class KvCache:
 
         Requests go on with the blocks they hold, which nobody else finds any more.
         """
-        self.coming.clear()
-        self.scores.clear()
-        self._matcher.evicted.clear()
         self._flushed = set(self._admitted)
-        return sum(group.flush() for group in self.groups)
+        return self.published.flush()
 
     def install(
         self, g: int, parent: Key, depth: int, blocks: Sequence[tuple[Key, tuple[int, ...]]],
@@ -251,31 +245,9 @@ class KvCache:
         `write(block, i)` fills each one that is not known. The parent is a root or indexed, except in a window.
         Returns how many of `blocks` are indexed now, from the first on: fewer than all where no block can be had.
         """
-        group = self.groups[g]
-        pool, index = group.pool, group.prefixes
-        if not self.enabled or (index.chained and depth and index.get(parent) is None):
+        if not self.enabled:
             return 0
-        held = group.ancestors(parent)
-        for block in held:
-            pool.share(block)
-        done = 0
-        for key, token_ids in blocks:
-            known = index.get(key)
-            if known is not None:
-                pool.share(known)
-            elif pool.num_available:
-                known = self._take(group)
-                write(known, done)
-                pool.set_filled(known, BLOCK_SIZE)
-                self._index(g, key, Node(known, parent, token_ids, depth + done))
-            else:
-                break
-            held.append(known)
-            parent, done = key, done + 1
-        now = self._clock()
-        for block in reversed(held):
-            group.release(block, now)
-        return done
+        return self.published.install(self.groups[g], parent, depth, blocks, write, self._clock())
 
     # Numbers
 
@@ -286,7 +258,7 @@ class KvCache:
             sum(pool.num_held for pool in pools),
             sum(pool.num_cached for pool in pools),
             sum(pool.num_filled for pool in pools),
-            self.scores.num_bytes,
+            self.published.scores.num_bytes,
         )
 
     def check(self, requests: Iterable[Request]) -> None:
@@ -295,12 +267,7 @@ class KvCache:
         assert self._admitted == {request.key for request in requests if request.tables} >= self._flushed
         for g, group in enumerate(self.groups):
             check(g, group, requests)
-        self.scores.check()
-        anchor = self.groups[self._matcher.anchor].prefixes
-        assert all(anchor.get(key) is not None for key in self.scores.keys), "scores without their block"
-        for key, request in self.coming.items():
-            assert request in requests
-            assert key in self._coming_keys(request, request.num_computed // BLOCK_SIZE), f"{request.key} is waited for"
+        self.published.check(requests)
 
     # Inside
 
@@ -325,98 +292,9 @@ class KvCache:
                 return False
         return True
 
-    def _take(self, group: Group) -> int:
-        pool = group.pool
-        if not pool.num_free:
-            block = pool.oldest()
-            self._matcher.evicted.add(self._unindex(group, block))
-            pool.drop(block)
-        return pool.take()
-
     def _copy(self, group: Group, source: int, num_slots: int) -> int:
         """A new block that this step fills with what a held one has. The hold goes with the step."""
-        block = self._take(group)
+        block = self.published.take(group)
         group.pool.set_filled(block, num_slots)
         group.copies[block] = source
         return block
-
-    def _index(self, g: int, key: Key, node: Node) -> None:
-        """Name a block; what holds less of the same is not needed any more."""
-        group = self.groups[g]
-        other = group.prefixes.shorter(node.parent, node.token_ids)
-        if other is not None and group.pool.refcounts[other] == 0:
-            self._unindex(group, other, heir=key)
-            group.pool.drop(other)
-        group.prefixes.insert(key, node)
-
-    def _unindex(self, group: Group, block: int, heir: Key | None = None) -> Key:
-        """`heir`: the name of a block that begins with the same tokens and takes its place."""
-        key = group.prefixes.remove(block)
-        if group is self.groups[self._matcher.anchor]:
-            if heir is not None:
-                self.scores.inherit(key, heir)
-            self.scores.drop(key)
-        return key
-
-    def _publish(self, request: Request, i: int) -> None:
-        """Index full block i, or use the block that already holds this prefix."""
-        parent, key = self.chains.keys(request, i + 1)[i:]
-        self.coming.arrived(key, request)
-        token_ids = tuple(request.token_ids(i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE))
-        for g, group in enumerate(self.groups):
-            block, known = request.tables[g][i], group.prefixes.get(key)
-            if known == block:
-                continue
-            if block in group.prefixes:  # as the prompt's tail
-                self._unindex(group, block, heir=key)
-            if known is None:
-                self._index(g, key, Node(block, parent, token_ids, i))
-            else:
-                group.pool.share(known)
-                request.tables[g] = [*request.tables[g][:i], known, *request.tables[g][i + 1 :]]
-                group.release(block, None)
-        self._keep_scores(request, i, (i + 1) * BLOCK_SIZE, key)
-
-    def _publish_prompt_tail(self, request: Request) -> None:
-        """Let equal prompts copy the unfinished block while its owner goes on writing behind the prompt."""
-        num_full, num_rest = divmod(len(request.prompt_ids), BLOCK_SIZE)
-        if num_rest:
-            self.coming.arrived(self.chains.prompt_tail(request), request)
-            if request.num_computed < (num_full + 1) * BLOCK_SIZE:
-                self._publish_tail(request, num_full, len(request.prompt_ids))
-
-    def _publish_tail(self, request: Request, i: int, end: int) -> None:
-        """Index block i, unfinished, as the source of later copies of the tokens up to `end`, unless one is known."""
-        parent = self.chains.keys(request, i)[i]
-        token_ids = tuple(request.token_ids(i * BLOCK_SIZE, end))
-        key = chain_key(parent, token_ids)
-        for g, group in enumerate(self.groups):
-            block = request.tables[g][i]
-            other, common = group.prefixes.best_child(parent, token_ids)
-            if other == block and common == len(token_ids):
-                continue
-            if block in group.prefixes:
-                self._unindex(group, block, heir=key)
-            if common < len(token_ids):
-                self._index(g, key, Node(block, parent, token_ids, i))
-        anchor = self.groups[self._matcher.anchor].prefixes
-        self._keep_scores(request, i, end, anchor.key_of(anchor.best_child(parent, token_ids)[0]))
-
-    def _keep_scores(self, request: Request, i: int, stop: int, key: Key) -> None:
-        """Keep, with the block named `key`, the known scores of the request's tokens from block i's first up to `stop`."""
-        num_top = request.params.prompt_logprobs
-        if num_top is None or num_top < 0:
-            return
-        scores: list[TokenLogprobs | None] = [*request.prompt_logprobs[max(0, i * BLOCK_SIZE - 1) : stop - 1]]
-        if scores:
-            self.scores.put(key, scores if i else [None, *scores], num_top)
-
-    def _coming_keys(self, request: Request, start: int) -> list[Key]:
-        """Keys of the blocks from `start` on that the request computes from tokens known now.
-
-        The prompt's tail is among them only while it is not computed: a resumed request may have it already.
-        """
-        keys = self.chains.keys(request, request.num_tokens // BLOCK_SIZE)[start + 1 :]
-        if len(request.prompt_ids) % BLOCK_SIZE and request.num_computed < len(request.prompt_ids):
-            keys.append(self.chains.prompt_tail(request))
-        return keys

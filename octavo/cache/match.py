@@ -8,11 +8,9 @@ from typing import NamedTuple
 
 from octavo.cache.blocks import BLOCK_SIZE
 from octavo.cache.chains import Chains
-from octavo.cache.coming import Coming
-from octavo.cache.evicted import Evicted
 from octavo.cache.groups import Group
 from octavo.cache.prefix import Key
-from octavo.cache.scores import ScoreStore
+from octavo.cache.publisher import Publisher
 from octavo.cache.window import first_block
 from octavo.request import Request, TokenLogprobs
 
@@ -58,14 +56,10 @@ class Match(NamedTuple):
 class Matcher:
     """Reads what the cache holds; changes nothing."""
 
-    def __init__(self, groups: Sequence[Group], scores: ScoreStore, chains: Chains, coming: Coming) -> None:
+    def __init__(self, groups: Sequence[Group], chains: Chains, published: Publisher) -> None:
         self._groups = groups
-        self._scores = scores
         self._chains = chains
-        self._coming = coming
-        self.evicted = Evicted()
-        whole = [g for g, group in enumerate(groups) if group.window is None]
-        self.anchor = whole[0] if whole else 0  # the group whose blocks the scores are kept with
+        self._published = published
 
     def nothing(self, request: Request) -> Match:
         """The match of a cache that is switched off."""
@@ -106,7 +100,7 @@ class Matcher:
             end = min(stop, (i + 1) * BLOCK_SIZE)
             key, count = self._scored(request, i, num_top)
             assert i * BLOCK_SIZE + count >= end, "a match ends where scores are not known"
-            scores += self._scores.read(key, first, prompt_ids[start:end], num_top)
+            scores += self._published.scores.read(key, first, prompt_ids[start:end], num_top)
             start = end
         return scores
 
@@ -155,13 +149,13 @@ class Matcher:
 
     def _scored(self, request: Request, i: int, num_top: int) -> tuple[Key, int]:
         """(key, n): the block that has the scores of the first n tokens of the prompt's block i."""
-        index = self._groups[self.anchor].prefixes
+        index = self._published.anchor.prefixes
         tokens = tuple(request.prompt_ids[i * BLOCK_SIZE : (i + 1) * BLOCK_SIZE])
         block, common = index.best_child(self._chains.keys(request, i)[i], tokens)
         if not common or num_top < 0:
             return b"", 0
         key = index.key_of(block)
-        return key, min(common, self._scores.count(key, num_top))
+        return key, min(common, self._published.scores.count(key, num_top))
 
     def _awaited(self, request: Request, num_known: int, scored: bool) -> Key | None:
         """The block behind the known tokens, where a running request is about to compute it, with scores if `scored`."""
@@ -172,7 +166,7 @@ class Matcher:
             key = self._chains.prompt_tail(request)
         else:
             return None
-        leader = self._coming.leader(key)
+        leader = self._published.coming.leader(key)
         if leader is None:
             return None
         if scored and not -1 < (request.params.prompt_logprobs or 0) <= _num_kept(leader):
@@ -187,7 +181,8 @@ class Matcher:
         tail = tuple(request.token_ids(depth * BLOCK_SIZE, num_tokens))
         indices = [group.prefixes for group in self._groups]
         if depth + 1 < len(keys) and (
-            keys[depth + 1] in self.evicted or any(index.get(keys[depth + 1]) is not None for index in indices)
+            keys[depth + 1] in self._published.evicted
+            or any(index.get(keys[depth + 1]) is not None for index in indices)
         ):
             return EndReason.EVICTED
         if any(index.goes_on(keys[depth], (*tail, *following)) for index in indices):

@@ -35,9 +35,11 @@ class Admission:
         self._find = find
         self._fetch = fetch
 
-    def candidate(self, now: float) -> tuple[Live, Match] | None:
-        """The next in order, and what it can reuse. Those before it that turn out to wait for something are laid aside."""
-        while (live := self._queue.first(now)) is not None:
+    def candidate(self, now: float, shortest: bool = False) -> tuple[Live, Match] | None:
+        """The next in order, or a short one that goes beside it, and what it can reuse.
+
+        Those before it that turn out to wait for something are laid aside."""
+        while (live := self._queue.shortest(now) if shortest else self._queue.first(now)) is not None:
             request = live.request
             match = self._cache.match(request)
             gate = self._gate(live, match)
@@ -47,14 +49,16 @@ class Admission:
             self._queue.lay_aside(live, now)
         return None
 
-    def admit(self, live: Live, match: Match, running: Sequence[Live]) -> bool:
-        """Give it its blocks, if what it has to compute, and what it and those who run are expected to add, can be held."""
+    def admit(self, live: Live, match: Match, running: Sequence[Live]) -> Match | None:
+        """Give it its blocks, if what it has to compute, and what it and those who run are expected to add, can be held.
+
+        The match that was used, None where there is no room."""
         request = live.request
         num_tokens = min(request.num_tokens + 1, live.max_computed)
         if running:
             num_tokens = max(num_tokens, self._headroom.num_tokens(live))
         reserved = self._cache.demands((other.request, self._headroom.num_tokens(other)) for other in running)
-        return self._cache.admit(request, match, num_tokens, reserved) is not None
+        return self._cache.admit(request, match, num_tokens, reserved)
 
     def prefix_len(self, live: Live, step: int) -> int:
         """Tokens of a waiting request that are in the cache, as it was a few steps ago."""

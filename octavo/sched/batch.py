@@ -146,8 +146,9 @@ class BatchBuilder:
         extras = SamplingArrays.extras(len(drawing))
         slots = [work.slot if work else -1 for work in drawing]
         sources = [table.masks[slot] if slot >= 0 else None for slot in slots]
-        if any(sources):
-            extras["mask_rows"], extras["masks"] = _stacked([s.words() if s else None for s in sources])
+        masks = [source.words() if source else None for source in sources]
+        if any(mask is not None for mask in masks):
+            extras["mask_rows"], extras["masks"] = _stacked(masks)
         dries = [table.dries[slot] if slot >= 0 else None for slot in slots]
         if any(dries):
             lists = _ragged([d.arrays() if d else None for d in dries], np.float32)

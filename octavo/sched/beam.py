@@ -70,7 +70,8 @@ class BeamSearch:
         params = request.params
         self.request = request
         self.width = params.num_candidates
-        self.num_cached = 0  # prompt tokens, as the scheduler found them
+        self.num_preemptions = 0  # of all beams together, counted by the scheduler
+        self.num_recomputed = 0  # tokens, likewise
         self._num_expanded = self.width + len(request.stop_ids)  # of a beam: it may go on W times beside all ends
         self._limit = max_model_len - len(request.prompt_ids)  # output tokens
         if params.max_tokens is not None:

@@ -35,12 +35,12 @@ class Headroom:
     """
 
     def __init__(self) -> None:
-        self._length = 0.0  # mean output in tokens
+        self.mean_length = 0.0  # of outputs lately, in tokens
         self._caution = 1.0
 
     def ended(self, live: Live) -> None:
         """A request came to its end by itself."""
-        self._length += 0.1 * (len(live.request.output_ids) - self._length)
+        self.mean_length += 0.1 * (len(live.request.output_ids) - self.mean_length)
         self._caution = 1.0 + 0.9 * (self._caution - 1.0)
 
     def preempted(self) -> None:
@@ -49,5 +49,5 @@ class Headroom:
     def num_tokens(self, live: Live) -> int:
         """Tokens that `live` is expected to have in the cache soon, at its end at most."""
         request = live.request
-        growth = max(float(BLOCK_SIZE), self._length - len(request.output_ids))
+        growth = max(float(BLOCK_SIZE), self.mean_length - len(request.output_ids))
         return min(request.num_tokens + int(self._caution * growth), live.max_computed)

@@ -8,6 +8,7 @@ laid aside and block nobody.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from operator import attrgetter
@@ -30,9 +31,9 @@ MAX_OVERTAKEN = 8
 _by_number = attrgetter("number")
 
 
-def aged(priority: int, seconds: float) -> float:
+def aged(priority: int, seconds: float) -> int:
     """Effective priority after `seconds` without service."""
-    return float(priority - 1 + 2 ** min(seconds / AGE_SECONDS, 64.0))
+    return priority - 1 + int(2 ** min(seconds / AGE_SECONDS, 64.0))
 
 
 class _Level:
@@ -53,6 +54,7 @@ class WaitingQueue:
         self._levels: dict[int, _Level] = {}
         self._aside: dict[Live, str] = {}  # -> reason of its first closed gate
         self._num_ready = 0
+        self.num_tokens = 0  # known of all who wait
         self.blocked = "slots"  # what held up the first of those without a gate when last one was looked for
 
     def __len__(self) -> int:
@@ -72,9 +74,14 @@ class WaitingQueue:
             reasons[self.blocked] += self._num_ready
         return dict(reasons)
 
+    def reason(self, live: Live) -> str:
+        """What one of the waiting waits for."""
+        return self._aside.get(live, self.blocked)
+
     def add(self, live: Live, now: float) -> None:
         """`live` begins to wait."""
         live.waiting_since = now
+        self.num_tokens += live.request.num_tokens
         self._shares.arrive(live.request.terms.tenant, again=live.request.num_preemptions > 0)
         if live.request.gates:
             self._aside[live] = live.request.gates[0].reason
@@ -84,6 +91,7 @@ class WaitingQueue:
     def remove(self, live: Live, now: float) -> None:
         """`live` waits no more, for whatever reason."""
         self._note(live, now)
+        self.num_tokens -= live.request.num_tokens
         self._shares.leave(live.request.terms.tenant)
         if live in self._aside:
             del self._aside[live]
@@ -124,11 +132,20 @@ class WaitingQueue:
                 self._insert(live, now)
         return failed
 
+    def shortest(self, now: float) -> Live | None:
+        """The one with least tokens of those near the front of what is next: to go beside what is long."""
+        if not self._levels:
+            return None
+        level = self._first_level(now)
+        queues = [level.resumed, *itertools.islice(level.tenants.values(), PREFIX_WINDOW)]
+        near = [live for queue in queues for live in queue[:PREFIX_WINDOW]]
+        return min(near, key=lambda live: (live.request.num_tokens, live.number))
+
     def first(self, now: float) -> Live | None:
         """The next to be admitted."""
         if not self._levels:
             return None
-        _, level = max(self._levels.items(), key=lambda item: (aged(item[0], now - item[1].served), -item[1].served))
+        level = self._first_level(now)
         if level.resumed:
             return level.resumed[0]
         tenant = min(level.tenants, key=lambda t: (self._shares.served(t), level.tenants[t][0].number))
@@ -141,6 +158,7 @@ class WaitingQueue:
         """Raise AssertionError unless every list is in order and every count right."""
         lives = list(self)
         assert len(lives) == len(set(lives)) == len(self)
+        assert self.num_tokens == sum(live.request.num_tokens for live in lives)
         for priority, level in self._levels.items():
             assert level.resumed or level.tenants, "an empty level"
             for tenant, queue in [*level.tenants.items(), *((None, q) for q in [level.resumed] if q)]:
@@ -152,6 +170,9 @@ class WaitingQueue:
         for live, reason in self._aside.items():
             assert live.request.gates[0].reason == reason
         assert self._shares._waiting == Counter(live.request.terms.tenant for live in lives)
+
+    def _first_level(self, now: float) -> _Level:
+        return max(self._levels.items(), key=lambda item: (aged(item[0], now - item[1].served), -item[1].served))[1]
 
     def _insert(self, live: Live, now: float) -> None:
         level = self._levels.setdefault(live.request.terms.priority, _Level(now))
@@ -177,6 +198,6 @@ class WaitingQueue:
 
     def _note(self, live: Live, now: float) -> None:
         """Count the seconds waited for what ends now."""
-        reason = self._aside.get(live, self.blocked)
+        reason = self.reason(live)
         live.waits[reason] = live.waits.get(reason, 0.0) + now - live.waiting_since
         live.waiting_since = now

@@ -20,6 +20,9 @@ class Rows:
         """Why the rows of `work` cannot be used; takes none."""
         if self._invalid is None or not any(self._invalid[self._row : self._row + work.num_rows]):
             return None
+        constraint = work.request.constraint
+        if constraint is not None and constraint.error is not None:
+            return constraint.error
         return f"the model computed no finite logit at tokens {work.start} to {work.stop - 1}"
 
     def skip(self, work: Work) -> None:

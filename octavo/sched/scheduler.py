@@ -6,6 +6,7 @@ up with the first. Chunked prefill, cache hits and resumption after preemption a
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,19 +14,21 @@ from typing import Any
 from octavo.backends.base import Limits, StepResult
 from octavo.cache.kv import KvCache
 from octavo.cache.match import Match
-from octavo.request import FinishReason, Gate, Request
+from octavo.explain import Explanation
+from octavo.request import Constraint, FinishReason, Request
+from octavo.sched.admission import Admission, Fetch
+from octavo.sched.beam import BeamSearch
+from octavo.sched.budget import StepBudget, Want
+from octavo.sched.cost import Load, StepCost, load_of
+from octavo.sched.deadlines import Deadlines
 from octavo.sched.fairness import FairShares
-from octavo.sched.live import LeaderGate, Live, Update
+from octavo.sched.live import Live, Update
 from octavo.sched.preempt import Headroom, victim
-from octavo.sched.queue import WaitingQueue
+from octavo.sched.queue import WaitingQueue, aged
+from octavo.sched.recent import Recent
 from octavo.sched.rows import Rows
+from octavo.sched.searches import Searches
 from octavo.sched.step import Draft, Step, Work
-
-PREFIX_STEPS = 16
-"""A look into the cache for a waiting request's prefix is good for so many steps."""
-
-Fetch = Callable[[Request, Match, int], Gate | None]
-"""fetch(request, match, limit): a gate where more of the first `limit` tokens than `match` are about to be had."""
 
 
 class Scheduler:
@@ -37,32 +40,45 @@ class Scheduler:
         limits: Limits,
         fetch: Fetch | None = None,
         clock: Callable[[], float] = time.monotonic,
+        target_itl: float | None = None,
     ) -> None:
-        """clock: seconds, the same that `Request.arrival` is read from."""
+        """clock: seconds, the same that `Request.arrival` is read from. target_itl: see `StepBudget`."""
         assert 1 <= limits.max_seqs <= min(limits.max_tokens, limits.max_rows), "each sequence can draw in each step"
         self._cache = cache
         self._limits = limits
-        self._fetch = fetch
         self._clock = clock
         self._live: dict[str, dict[int, Live]] = {}  # by id, then choice
         self._shares = FairShares()
-        self._queue = WaitingQueue(self._shares, self._prefix_len)
+        self._headroom = Headroom()
+        self._queue = WaitingQueue(self._shares, lambda live: self._admission.prefix_len(live, self._num_steps))
+        self._admission = Admission(cache, self._queue, self._headroom, self._find, fetch)
+        self._cost = StepCost()
+        self._budget = StepBudget(self._cost, target_itl)
+        self._deadlines = Deadlines(self._prefill_seconds, self._is_over)
         self._running: list[Live] = []  # by admission
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
-        self._headroom = Headroom()
         self._in_step = False
         self._aborted: list[Live] = []  # while a step that may write their blocks is in flight
         self._dropped: list[Update] = []  # ended outside of a step
+        self._recent = Recent(cache, self._queue)
+        self._searches = Searches(
+            self._live, self._running, self._slots, cache, self._queue, self._recent, self._end
+        )  # fmt: skip
         self._num_added = 0
         self._num_steps = 0
         self._counters = {
             "prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0, "preemptions": 0, "recomputed_tokens": 0,
+            "added": 0, "added_tokens": 0,
         }  # fmt: skip
+        self._predicted_seconds = 0.0
 
     # Requests come and go
 
-    def add(self, request: Request) -> None:
-        """Queue a request. ValueError where it could never run; its id and choice must not be live."""
+    def add(self, request: Request, search: BeamSearch | None = None) -> None:
+        """Queue a request. ValueError where it could never run; its id and choice must not be live.
+
+        search: the request is its first beam; the id must not be live.
+        """
         assert request.choice not in self._live.get(request.id, ())
         num_tokens = self._max_computed(request)
         if not self._cache.fits(num_tokens):
@@ -71,20 +87,33 @@ class Scheduler:
             )
         self._num_added += 1
         live = Live(request, self._num_added, num_tokens)
+        live.search = search
         self._live.setdefault(request.id, {})[request.choice] = live
+        self._counters["added"] += 1
+        self._counters["added_tokens"] += request.num_tokens
         self._queue.add(live, self._clock())
+        self._deadlines.add(live)
 
     def abort(self, id: str, choice: int = -1) -> list[Request]:
-        """End a request, or one choice of it, in any state. Blocks that a step in flight writes are freed with its end."""
+        """End a request, or one choice of it, in any state. Blocks that a step in flight writes are freed with its end.
+
+        A beam search ends as a whole. Returns what its clients wait for, each choice once.
+        """
         ended = []
+        search: BeamSearch | None = None
         for live in list(self._live.get(id, {}).values()):
-            if choice in (-1, live.request.choice) and live.request.finish_reason is None:
+            search = live.search
+            if (choice in (-1, live.request.choice) or search) and live.request.finish_reason is None:
                 live.request.finish_reason = FinishReason.ABORT
                 ended.append(live.request)
+                if search is None or len(ended) == 1:
+                    self._recent.ended(live, live.request)
                 if self._in_step and live.slot >= 0:
                     self._aborted.append(live)
                 else:
                     self._end(live)
+        if search is not None and ended:
+            return [answer.request for answer in search.answers(FinishReason.ABORT)]
         return ended
 
     def dropped(self) -> list[Update]:
@@ -110,18 +139,17 @@ class Scheduler:
         self._num_steps += 1
         for live, error in self._queue.look_at_gates(now):
             self._drop(live, FinishReason.ERROR, str(error), error.param)
+        for missed in self._deadlines.missed(now):
+            self._drop(missed.live, FinishReason.TIMEOUT, missed.message, missed.field)
         draft = Draft(self._limits.max_tokens, self._limits.max_rows)
-        num_preemptions = self._counters["preemptions"]
-        for live in self._turns():
-            if live.slot < 0:  # preempted by one before it
-                continue
-            work = draft.portion(live.request, live.slot)
-            if work is not None and not self._cache.grow(live.request, work.stop):
-                work = self._make_room(live, draft, now)
-            if work is not None:
-                draft.add(work)
-        if num_preemptions == self._counters["preemptions"]:
-            self._admit(draft, now)
+        for live in [live for live in self._running if live.decodes]:
+            self._give(live, draft, now)
+        self._prefill(draft, now)
+        while not draft.work and (resting := [live for live in self._running if live.resting]):
+            if self._queue.first(now) is None:
+                break
+            self._preempt(victim(resting, self._cache), now)  # they hold what the last of their search waits for
+            self._prefill(draft, now)
         if not draft.work:
             return None
         self._in_step = True
@@ -131,8 +159,10 @@ class Scheduler:
         """Apply what a step computed: tokens, scores, published blocks, stop rules. Returns what clients should hear."""
         self._in_step = False
         self._cache.end_step()
+        now = self._clock()
         rows = Rows(result)
         updates = []
+        searches: dict[str, str | None] = {}  # ids of those to look at -> why it failed
         for work in step.work:
             request = work.request
             live = self._live[request.id][request.choice]
@@ -142,21 +172,48 @@ class Scheduler:
             error = rows.error(work)
             if error is None:
                 self._count(live, work)
+                live.served = now
                 tokens, logprobs = rows.take(work)
                 self._cache.advance(request, work.stop)
-                request.output_ids += tokens
-                request.finish_reason = self._finish_reason(live)
+                if live.search is None:
+                    request.output_ids += tokens
+                    request.finish_reason = self._finish_reason(live)
+                    if tokens and request.constraint is not None:
+                        tokens += self._jump(live, request.constraint)
+                elif tokens:
+                    live.search.take(request, logprobs[0])
+                    live.resting = True
+                    searches.setdefault(request.id, None)
+                    tokens = []
             else:
                 tokens, logprobs = [], []
                 rows.skip(work)
-                request.finish_reason = FinishReason.ERROR
-            if tokens or request.finish_reason is not None:
-                updates.append(Update(request, tokens, logprobs, live.num_cached, error))
+                if live.search is None:
+                    request.finish_reason = FinishReason.ERROR
+                else:
+                    searches[request.id] = error
             if request.finish_reason is not None:
+                explanation = self._recent.ended(live, request)
+                updates.append(Update(request, tokens, logprobs, live.num_cached, error, explanation=explanation))
                 self._end(live)
+            elif tokens or (request.terms.reports_prefill and not request.output_ids):
+                updates.append(Update(request, tokens, logprobs, live.num_cached))
+        for id, error in searches.items():
+            updates += self._searches.turn(id, error, now, self._num_added + 1)
+            self._num_added += len(self._live.get(id, ()))
         while self._aborted:
             self._end(self._aborted.pop())
         return updates
+
+    def took(self, step: Step, seconds: float) -> None:
+        """`step` was scheduled, run and committed in so much time."""
+        load = load_of(step.work)
+        self._predicted_seconds += self._cost.predict(load)
+        self._cost.observe(load, seconds)
+
+    def next_deadline(self) -> float | None:
+        """When `schedule` has something to do although nothing else happens, by the clock."""
+        return self._deadlines.next()
 
     # Numbers
 
@@ -167,6 +224,10 @@ class Scheduler:
             "num_running": len(self._running),
             "num_waiting": len(self._queue),
             "waiting_by_reason": self._queue.reasons(),
+            "waiting_tokens": self._queue.num_tokens,
+            "waiting_seconds": self._waiting_seconds(),
+            "predicted_seconds": self._predicted_seconds,
+            "prediction_error": self._cost.error,
             "kv_blocks_total": usage.num_blocks,
             "kv_blocks_held": usage.num_held,
             "kv_blocks_cached": usage.num_cached,
@@ -174,12 +235,18 @@ class Scheduler:
             **self._counters,
         }
 
+    def explain(self, prefix: str) -> list[Explanation]:
+        """Of the choices whose id begins with `prefix`: the last of those that have ended, then the live ones."""
+        lives = (live for choices in self._live.values() for live in choices.values())
+        return self._recent.explain(prefix, lives, self._clock())
+
     def check(self) -> None:
         """Raise AssertionError unless requests, slots, queues and cache agree."""
         self._queue.check()
         lives = [live for choices in self._live.values() for live in choices.values()]
-        assert {*self._queue, *self._running} == set(lives)
-        assert len(self._queue) + len(self._running) == len(lives)
+        away = [live for live in lives if live.resting and live.slot < 0]
+        assert {*self._queue, *self._running, *away} == set(lives)
+        assert len(self._queue) + len(self._running) + len(away) == len(lives)
         slots = [live.slot for live in self._running]
         assert sorted(slots + self._slots) == list(range(self._limits.max_seqs))
         for live in self._queue:
@@ -199,115 +266,142 @@ class Scheduler:
             limit = min(limit, num_prompt + max_tokens)
         return max(num_prompt, limit - 1)
 
-    def _turns(self) -> list[Live]:
-        """The running: decodes, then prefills by priority."""
-        decodes = [live for live in self._running if live.request.num_tokens - live.request.num_computed == 1]
-        if len(decodes) == len(self._running):
-            return decodes
-        prefills = [live for live in self._running if live.request.num_tokens - live.request.num_computed > 1]
-        prefills.sort(key=lambda live: -live.priority)
-        return decodes + prefills
+    def _find(self, request: Request) -> Live:
+        return self._live[request.id][request.choice]
 
-    def _make_room(self, live: Live, draft: Draft, now: float) -> Work | None:
+    def _is_over(self, live: Live) -> bool:
+        others = self._live.get(live.request.id, {}).values()
+        return not any(other is live or (live.search is not None and other.search is live.search) for other in others)
+
+    def _give(self, live: Live, draft: Draft, now: float, num_tokens: int = sys.maxsize) -> None:
+        """Work for a running request, of so many tokens at most."""
+        if live.slot < 0:  # preempted by one before it
+            return
+        work = draft.portion(live.request, live.slot, num_tokens)
+        if work is not None and not self._cache.grow(live.request, work.stop):
+            work = self._make_room(live, draft, now, num_tokens)
+        if work is not None:
+            draft.add(work)
+
+    def _prefill(self, draft: Draft, now: float) -> None:
+        """Share what is left of the step among running prefills and those who are admitted for it."""
+        wants = [
+            self._want(live, live.request.num_computed, now)
+            for live in self._running
+            if live.num_left and not live.decodes
+        ]
+        if not wants and not self._queue:
+            return
+        seconds = self._budget.seconds(load_of(draft.work.values()))
+        counts = self._budget.share(wants, seconds, draft.num_tokens)
+        beside = False  # of what is next in order, which would get nothing yet
+        while not draft.preempted:
+            if not self._slots:
+                self._queue.blocked = "slots"
+                break
+            candidate = self._admission.candidate(now, shortest=beside)
+            if candidate is None:
+                break
+            live, match = candidate
+            want = self._want(live, match.num_tokens, now)
+            trial = self._budget.share([*wants, want], seconds, draft.num_tokens)
+            if not trial[live]:
+                self._queue.blocked = "budget"
+                if beside:
+                    break
+                beside = True
+                continue
+            used = self._admission.admit(live, match, self._running)
+            if used is None:
+                self._queue.blocked = "blocks"
+                break
+            self._queue.take(live, now)
+            self._join(live, used, now)
+            wants.append(want)
+            counts = trial
+        for live, num_tokens in counts.items():
+            self._give(live, draft, now, num_tokens)
+
+    def _want(self, live: Live, start: int, now: float) -> Want:
+        return Want(live, aged(live.priority, now - live.served), start, live.request.num_tokens)
+
+    def _make_room(self, live: Live, draft: Draft, now: float, num_tokens: int) -> Work | None:
         """Work for a request whose blocks are not all there: less of it, or others must go; None if it goes itself."""
         while (room := self._cache.room(live.request)) < 1:
             assert len(self._running) > 1, "add() refuses what does not fit alone"
             loser = victim(self._running, self._cache)
             draft.drop(loser.slot)
+            draft.preempted = True
             self._preempt(loser, now)
             if loser is live:
                 return None
-        work = draft.portion(live.request, live.slot, room)
+        work = draft.portion(live.request, live.slot, min(num_tokens, room))
         if work is not None and not self._cache.grow(live.request, work.stop):
             raise AssertionError("room() and grow() disagree")
         return work
 
     def _preempt(self, live: Live, now: float) -> None:
-        self._leave(live)
+        self._leave(live, keep_tail=True)
         live.request.num_preemptions += 1
         self._counters["preemptions"] += 1
         self._headroom.preempted()
-        self._queue.add(live, now)
+        if live.search is not None:
+            live.search.num_preemptions += 1
+        if not live.resting:
+            self._queue.add(live, now)
 
-    def _admit(self, draft: Draft, now: float) -> None:
-        """Admit the waiting in order, each only where all it has to compute, and what it and those who run are
-        expected to add, could be held."""
-        if not self._slots:
-            self._queue.blocked = "slots"
-            return
-        reserved = self._cache.demands((live.request, self._headroom.num_tokens(live)) for live in self._running)
-        while draft.num_tokens > 0 and draft.num_rows > 0 and self._slots:
-            live = self._queue.first(now)
-            if live is None:
-                return
-            request = live.request
-            match = self._cache.match(request)
-            gate = self._gate(request, match)
-            if gate is not None:
-                request.gates.append(gate)
-                self._queue.lay_aside(live, now)
-                continue
-            least = min(request.num_tokens + 1, live.max_computed)
-            num_tokens = self._headroom.num_tokens(live) if self._running else least
-            if not self._cache.admit(request, match, max(least, num_tokens), reserved):
-                self._queue.blocked = "blocks"
-                return
-            self._queue.take(live, now)
-            self._join(live, match, draft)
-            demand = self._cache.demands([(request, self._headroom.num_tokens(live))])
-            reserved = [a + b for a, b in zip(reserved, demand, strict=True)]
-        self._queue.blocked = "budget"
+    def _prefill_seconds(self, live: Live) -> float:
+        """The least time until a request has drawn its next token."""
+        request = live.request
+        start = request.num_computed if live.slot >= 0 else self._admission.prefix_len(live, self._num_steps)
+        return self._cost.prefill_seconds(start, request.num_tokens, self._limits.max_tokens)
 
-    def _gate(self, request: Request, match: Match) -> Gate | None:
-        """What is worth waiting for instead of computing it: another request's block, or one of a slower tier."""
-        if match.awaits is not None:
-            leader = self._cache.leader(match.awaits)
-            assert leader is not None
-            leading, following = self._live[leader.id][leader.choice], self._live[request.id][request.choice]
-            leading.inherited = max(leading.inherited, following.priority)
-            return LeaderGate(self._cache, match.awaits)
-        return self._fetch(request, match, match.limit) if self._fetch else None
+    def _waiting_seconds(self) -> float:
+        """Until those who wait now have been served, as the cost model and the outputs of late have it."""
+        num_waiting, num_tokens, most = len(self._queue), self._queue.num_tokens, self._limits.max_seqs
+        if not num_waiting:
+            return 0.0
+        mean = num_tokens // num_waiting
+        prefill = self._cost.prefill_seconds(0, mean, self._limits.max_tokens)
+        decode = self._cost.predict(Load(1, most, most * mean, most * mean, most)) / most
+        return num_waiting * (prefill + self._headroom.mean_length * decode)
 
-    def _prefix_len(self, live: Live) -> int:
-        num_tokens, step = live.prefix
-        if not step or step + PREFIX_STEPS <= self._num_steps:
-            num_tokens = self._cache.match(live.request).num_tokens
-            live.prefix = (num_tokens, self._num_steps)
-        return num_tokens
-
-    def _join(self, live: Live, match: Match, draft: Draft) -> None:
+    def _join(self, live: Live, match: Match, now: float) -> None:
         """An admitted request begins to run in the step that is being made, where its copies are due."""
         request = live.request
         live.slot = self._slots.pop()
+        live.served = now
         self._running.append(live)
-        work = draft.portion(request, live.slot)
-        if work is None or not self._cache.grow(request, work.stop):
-            raise AssertionError("admission counts tokens and blocks")
-        draft.add(work)
         if request.num_preemptions == 0:
             live.match = match
             live.num_cached = live.high_water = request.num_cached
+            start, stop = request.from_disk
+            live.num_disk = max(0, min(stop, request.num_cached) - start)
             self._counters["cached_tokens"] += request.num_cached
             self._shares.charge(request.terms.tenant, len(request.prompt_ids) - request.num_cached, 0)
 
-    def _leave(self, live: Live) -> None:
+    def _leave(self, live: Live, keep_tail: bool) -> None:
         self._running.remove(live)
         self._slots.append(live.slot)
         live.slot = -1
-        self._cache.free(live.request, keep_tail=live.request.finish_reason is not FinishReason.ERROR)
+        self._cache.free(live.request, keep_tail)
 
     def _drop(self, live: Live, reason: FinishReason, error: str, param: str | None = None) -> None:
-        """End a request between two steps."""
+        """End a request between two steps, or the search that it is a beam of."""
+        if live.search is not None:
+            self._dropped += self._searches.conclude(live.search, reason, error, param)
+            return
         live.request.finish_reason = reason
-        self._dropped.append(Update(live.request, [], [], live.num_cached, error, param))
+        explanation = self._recent.ended(live, live.request)
+        self._dropped.append(Update(live.request, [], [], live.num_cached, error, param, explanation=explanation))
         self._end(live)
 
     def _end(self, live: Live) -> None:
         request = live.request
-        if live.slot < 0:
+        if live.slot >= 0:  # nobody will continue an invalid request, or a beam that its search has dropped
+            self._leave(live, keep_tail=request.finish_reason not in (None, FinishReason.ERROR))
+        elif not live.resting:
             self._queue.remove(live, self._clock())
-        else:
-            self._leave(live)
         if live.match is not None:  # what of the prompt was never computed was no service
             self._shares.charge(request.terms.tenant, min(0, live.high_water - len(request.prompt_ids)), 0)
         if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
@@ -323,6 +417,8 @@ class Scheduler:
         if start < high_water:
             num_recomputed = min(stop, high_water) - start
             live.num_recomputed += num_recomputed
+            if live.search is not None:
+                live.search.num_recomputed += num_recomputed
             self._counters["recomputed_tokens"] += num_recomputed
             start = high_water
         if start < stop:
@@ -335,6 +431,23 @@ class Scheduler:
     @staticmethod
     def _finish_reason(live: Live) -> FinishReason | None:
         request = live.request
-        if request.output_ids and request.output_ids[-1] in request.stop_ids:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if request.num_computed >= live.max_computed else None
+        if request.output_ids:
+            if request.output_ids[-1] in request.stop_ids:
+                return FinishReason.STOP
+            if request.constraint is not None and request.constraint.ended:
+                return FinishReason.STOP
+        is_full = request.num_computed >= live.max_computed or request.num_tokens > live.max_computed
+        return FinishReason.LENGTH if is_full else None
+
+    @classmethod
+    def _jump(cls, live: Live, constraint: Constraint) -> list[int]:
+        """Tokens that the constraint leaves no choice about, appended to the output: draws would give the same, but take
+        a step each. Not where each needs a row of its own, for its score or for banned words."""
+        request, tokens = live.request, list[int]()
+        if request.params.logprobs is not None or request.params.bad_word_ids:
+            return tokens
+        while request.finish_reason is None and (token := constraint.forced()) is not None:
+            request.output_ids.append(token)
+            tokens.append(token)
+            request.finish_reason = cls._finish_reason(live)
+        return tokens

@@ -43,6 +43,14 @@ class Step(NamedTuple):
     def num_tokens(self) -> int:
         return sum(work.num_tokens for work in self.work)
 
+    def prompts_done(self) -> list[tuple[Request, int]]:
+        """The requests whose prompts this step ends, with the tokens that each took from the cache."""
+        return [
+            (work.request, work.request.num_cached)
+            for work in self.work
+            if work.start < len(work.request.prompt_ids) <= work.stop
+        ]
+
 
 class Draft:
     """A step in the making: what is left of its bounds, and the work so far."""
@@ -51,6 +59,7 @@ class Draft:
         self.num_tokens = num_tokens  # left
         self.num_rows = num_rows  # left
         self.work: dict[int, Work] = {}  # by slot
+        self.preempted = False  # a request gave up its blocks for this step
 
     def add(self, work: Work) -> None:
         self.work[work.slot] = work
