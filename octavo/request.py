@@ -468,8 +468,8 @@ class Request:
     """
 
     __slots__ = (
-        "arrival", "choice", "constraint", "eos_ids", "finish_reason", "from_disk", "gates", "id", "num_cached", "num_computed",
-        "num_preemptions", "output_ids", "params", "prompt_ids", "prompt_logprobs", "seed", "stop_ids", "tables",
+        "arrival", "choice", "constraint", "eos_ids", "finish_reason", "from_disk", "gates", "id", "num_cached",
+        "num_computed", "num_preemptions", "output_ids", "params", "prompt_ids", "prompt_logprobs", "seed", "stop_ids", "tables",
         "terms",
     )  # fmt: skip
 

@@ -173,6 +173,17 @@ class BlockStore:
             except FileNotFoundError:
                 self._names.discard(block.name)
 
+    def forget(self) -> None:
+        """From now on no block is known to be there; `clear` removes the files."""
+        self._names = set()
+
+    def clear(self) -> None:
+        """Remove all blocks of this space."""
+        for entry in os.scandir(self._folder):
+            if _NAME.fullmatch(entry.name):
+                Path(entry.path).unlink(missing_ok=True)
+        self.refresh()
+
     def refresh(self) -> None:
         """Look at what is there, others' files too; remove the least recently used ones beyond the bound."""
         files, names, total = [], set[str](), 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,17 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from octavo.backends.base import Backend, Limits, Program
-from octavo.cache.blocks import GroupSpec
+from octavo.cache.blocks import BLOCK_SIZE, GroupSpec
 from octavo.cache.kv import KvCache
+from octavo.cache.store import BlockStore
+from octavo.cache.tiers import LONG_PREFIX, DiskTier
 from octavo.config import ConfigError, EngineConfig
 from octavo.engine.admission import Bounds
-from octavo.engine.memory import KvSize, check_weights, free_memory, size_kv
+from octavo.engine.memory import KvSize, check_weights, format_bytes, free_memory, size_kv
 from octavo.engine.messages import Ready
+from octavo.engine.space import kv_space
 from octavo.graph.ir import Graph
 from octavo.models import build_graph
 from octavo.sched.batch import BatchBuilder
 from octavo.sched.scheduler import Scheduler
 from octavo.weights.checkpoint import open_checkpoint
+from octavo.weights.digest import weight_files
 from octavo.weights.spec import Checkpoint
 
 MIN_LOGIT_ROWS = 64
@@ -45,6 +50,7 @@ class Loaded:
     bounds: Bounds
     program: Program
     cache: KvCache
+    tier: DiskTier | None
     scheduler: Scheduler
     batches: BatchBuilder
     phases: dict[str, float]
@@ -85,6 +91,7 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         backend = _backend(config)
     with phase("open"):
         checkpoint = open_checkpoint(Path(config.model))
+        files = weight_files(checkpoint) if config.disk_cache is not None else []  # those that are packed below
     with phase("graph"):
         graph = build_graph(checkpoint, config.activations)
         notices, max_model_len = _max_model_len(config, graph)
@@ -109,8 +116,12 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
     with phase("compile"):
         program = backend.compile(graph, weights, state, limits)
     eos_ids = frozenset(i for i in checkpoint.generation["eos_token_id"] if 0 <= i < graph.vocab_size)
-    # A nonce: hits never leave this process. A digest of weights and numerics takes its place when blocks outlive it.
+    # A nonce: these keys never leave the process. The disk tier has its own, seeded with what the blocks depend on.
     cache = KvCache([GroupSpec(n) for n in kv.num_blocks], seed=os.urandom(16), enabled=config.prefix_caching)
+    tier = None
+    if config.disk_cache is not None:
+        tier = _disk_tier(config, cache, state, lambda: kv_space(graph, backend.fingerprint(), files))
+        notices.append(f"disk cache in {config.disk_cache}, at most {format_bytes(config.disk_cache_size)}")
     return Loaded(
         checkpoint=checkpoint,
         graph=graph,
@@ -122,7 +133,8 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         bounds=Bounds(graph.vocab_size, max_model_len, eos_ids),
         program=program,
         cache=cache,
-        scheduler=Scheduler(cache, limits),
+        tier=tier,
+        scheduler=Scheduler(cache, limits, tier.fetch if tier else None),
         batches=BatchBuilder(limits, len(graph.groups)),
         phases=phases,
         notices=notices,
@@ -146,6 +158,26 @@ def _backend(config: EngineConfig) -> Backend:
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _disk_tier(config: EngineConfig, cache: KvCache, state: Any, space: Callable[[], bytes]) -> DiskTier:
+    """Not started. space: may take long."""
+    assert config.disk_cache is not None
+    directory = Path(config.disk_cache).expanduser()
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"disk_cache is {directory}, which is no directory")
+    least = LONG_PREFIX // BLOCK_SIZE * sum(state.block_bytes(g) for g in range(len(cache.groups)))
+    if config.disk_cache_size < least:
+        raise ConfigError(
+            f"disk_cache_size is {format_bytes(config.disk_cache_size)}; a prompt of {LONG_PREFIX} tokens of this model "
+            f"takes {format_bytes(least)}: disk_cache_size={least} would work"
+        )
+    return DiskTier(
+        cache,
+        state,
+        lambda: BlockStore(directory, space(), config.disk_cache_size),
+        notify=lambda line: print(f"octavo: {line}", file=sys.stderr, flush=True),
+    )
 
 
 def _max_model_len(config: EngineConfig, graph: Graph) -> tuple[list[str], int]:

@@ -126,6 +126,11 @@ class Scheduler:
         return id in self._live
 
     @property
+    def cost(self) -> StepCost:
+        """What steps cost here, as measured so far."""
+        return self._cost
+
+    @property
     def has_work(self) -> bool:
         """A request is live. It may wait for a gate: then `schedule` gives None."""
         return bool(self._live)

@@ -43,13 +43,9 @@ class Step(NamedTuple):
     def num_tokens(self) -> int:
         return sum(work.num_tokens for work in self.work)
 
-    def prompts_done(self) -> list[tuple[Request, int]]:
-        """The requests whose prompts this step ends, with the tokens that each took from the cache."""
-        return [
-            (work.request, work.request.num_cached)
-            for work in self.work
-            if work.start < len(work.request.prompt_ids) <= work.stop
-        ]
+    def prompts_done(self) -> list[Request]:
+        """The requests whose prompts this step ends."""
+        return [work.request for work in self.work if work.start < len(work.request.prompt_ids) <= work.stop]
 
 
 class Draft:
