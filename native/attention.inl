@@ -4,7 +4,8 @@
 //
 // Same bits whatever the rows beside a row (DESIGN 4): every score and every output element is one chain of operations in
 // ascending order; tiles and splits start at absolute positions; a row rescales by its own maximum; a split starts from an
-// empty state, and splits are merged in ascending order by merge_state alone.
+// empty state, and splits are merged in ascending order by merge_state alone. A window leaves out whole tiles, then whole
+// blocks before its first token, and masks the rest; sinks enter when all splits have met.
 namespace octavo::VEC_NS {
 
 constexpr int kMaxHeadDim = 256;
@@ -13,23 +14,15 @@ constexpr int kChains = kMaxRowsWide > 2 ? 24 : kTileRows;  // accumulators of a
 constexpr float kLowest = -__builtin_inff();
 constexpr int kQueryWords = kMaxHeadDim + 16;  // row stride of queries; not a multiple of 1024 bytes (L1 sets)
 
-// Keys and values are read as lines of 16 words; a word of a query or probability meets a line of keys or values.
-struct Bf16Kv {
-  using Element = uint16_t;
-  static constexpr int kPer = 2;  // elements of a word: dimensions (keys), tokens (values)
-  static VEC_INLINE f32x16 dot(f32x16 acc, i32x16 line, uint32_t word) { return dot2_bf16(acc, line, word); }
-  static VEC_INLINE void put(Element* p, f32x16 v) { store_bf16(p, v); }
-};
-struct F32Kv {
-  using Element = float;
-  static constexpr int kPer = 1;
-  static VEC_INLINE f32x16 dot(f32x16 acc, i32x16 line, uint32_t word) {
-    return fma(as_f32(line), set1(__builtin_bit_cast(float, word)), acc);
-  }
-  static VEC_INLINE void put(Element* p, f32x16 v) { store(p, v); }
-};
+constexpr float kLog2e = 1.44269504f;
 
 VEC_INLINE int least(int a, int b) { return a < b ? a : b; }
+VEC_INLINE int most(int a, int b) { return a > b ? a : b; }
+VEC_INLINE float exp2_of(float x) {
+  alignas(64) float lane[16];
+  store(lane, exp2(set1(x)));
+  return lane[0];
+}
 
 // Blocks of one sequence and kv head.
 struct Pages {
@@ -42,130 +35,182 @@ struct Pages {
 // acc[r][n] += word of row r times line n, in an order whose operands fit beside the accumulators. Lines are loaded where
 // they are used: GCC 12 keeps an array of them in memory.
 template <class Kv, int R, int N, int Stride>
-VEC_INLINE void dots(f32x16 (&acc)[R][N], const uint32_t* words, const uint8_t* const (&lines)[N], int64_t at) {
-  if constexpr (R > N && R * N + R > kChains + 4) {
+VEC_INLINE void dots(typename Kv::Sum (&acc)[R][N], const uint32_t* words, const uint8_t* const (&lines)[N],
+                     int64_t at) {
+  if constexpr (R > N && R * N + R > kChains + 4 && Kv::kWords == 1) {
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
 #pragma GCC unroll 8
-      for (int n = 0; n < N; n++) acc[r][n] = Kv::dot(acc[r][n], load_line(lines[n] + at), words[r * Stride]);
+      for (int n = 0; n < N; n++) acc[r][n] = Kv::dot(acc[r][n], load_line(lines[n] + at), words + r * Stride);
     }
   } else {
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) {
 #pragma GCC unroll 12
-      for (int r = 0; r < R; r++) acc[r][n] = Kv::dot(acc[r][n], load_line(lines[n] + at), words[r * Stride]);
+      for (int r = 0; r < R; r++) acc[r][n] = Kv::dot(acc[r][n], load_line(lines[n] + at), words + r * Stride);
     }
   }
 }
 
-// Scores of R rows with P panels of 16 tokens: out[r * kKvTile + 16 * p + token]. q[r * kQueryWords + word]. The values of
-// these blocks are prefetched.
+// Scores of R rows with P panels of 16 tokens: out[r * kKvTile + 16 * p + token]. q[r * kQueryWords + word], in steps of
+// step[r] where it is fixed point. The values of these blocks are prefetched.
 template <class Kv, int R, int P>
-VEC_INLINE void score_panels(const uint32_t* q, int words, const Pages& pages, int first, float* out) {
-  f32x16 acc[R][P];
+VEC_INLINE void score_panels(const uint32_t* q, const float* step, int dim, const Pages& pages, int first, float* out) {
+  typename Kv::Sum acc[R][P];
   const uint8_t* keys[P];
+  const int lines = dim / Kv::kPer;
 #pragma GCC unroll 8
   for (int p = 0; p < P; p++) {
     keys[p] = pages.block(first + p);
 #pragma GCC unroll 12
-    for (int r = 0; r < R; r++) acc[r][p] = zero();
+    for (int r = 0; r < R; r++) acc[r][p] = Kv::none();
   }
-  for (int d = 0; d < words; d++) {
+  for (int d = 0; d < lines; d++) {
 #pragma GCC unroll 8
-    for (int p = 0; p < P; p++) prefetch_l2(keys[p] + (words + d) * 64);
-    dots<Kv, R, P, kQueryWords>(acc, q + d, keys, d * 64);
+    for (int p = 0; p < P; p++) prefetch_l2(keys[p] + (lines + d) * 64);
+    dots<Kv, R, P, kQueryWords>(acc, q + d * Kv::kWords, keys, d * 64);
   }
 #pragma GCC unroll 8
   for (int p = 0; p < P; p++)
 #pragma GCC unroll 12
-    for (int r = 0; r < R; r++) store(out + r * kKvTile + p * 16, acc[r][p]);
+    for (int r = 0; r < R; r++) {
+      float* to = out + r * kKvTile + p * 16;
+      if constexpr (Kv::kScaled) store(to, to_f32(acc[r][p]) * (set1(step[r]) * load(Kv::key_scales(keys[p], dim))));
+      else store(to, acc[r][p]);
+    }
 }
 
+// Scores with panels [done, panels) of the tile that starts at block `first`.
 template <class Kv, int R, int P>
-VEC_INLINE void score_tile_from(const uint32_t* q, int words, const Pages& pages, int first, int done, int panels,
-                                float* out) {
-  for (; done + P <= panels; done += P) score_panels<Kv, R, P>(q, words, pages, first + done, out + done * 16);
-  if constexpr (P > 1) score_tile_from<Kv, R, P / 2>(q, words, pages, first, done, panels, out);
+VEC_INLINE void score_tile_from(const uint32_t* q, const float* step, int dim, const Pages& pages, int first, int done,
+                                int panels, float* out) {
+  for (; done + P <= panels; done += P) score_panels<Kv, R, P>(q, step, dim, pages, first + done, out + done * 16);
+  if constexpr (P > 1) score_tile_from<Kv, R, P / 2>(q, step, dim, pages, first, done, panels, out);
 }
 
 constexpr int panels_at_once(int rows) {
   return kChains >= 8 * rows ? 8 : kChains >= 4 * rows ? 4 : kChains >= 2 * rows ? 2 : 1;
 }
 
-// Softmax of a row over its first n >= 1 tokens of a tile: probabilities relative to the maximum so far, zeros up to
-// token `stop`. Returns the factor by which what was summed before shrinks.
+// Tokens of a tile, counted from its start: [begin, end) are multiplied, begin at a block; a row sees [from, to).
+struct Seen {
+  int begin, end, from, to;
+};
+
+// Softcap and ALiBi of a row at `position` on its scores of the tile at `token`.
+VEC_INLINE void adjust_scores(const AttnArgs& args, int head, int position, int token, Seen seen, float* s) {
+  for (int i = seen.from / 16 * 16; i < seen.to; i += 16) {
+    f32x16 x = load(s + i);
+    if (args.softcap_log2e > 0) x = set1(args.softcap_log2e) * tanh(x / set1(args.softcap_log2e));
+    if (args.slopes_log2e) x = fma(set1(args.slopes_log2e[head]), to_f32(iota() + set1_i32(token + i - position)), x);
+    store(s + i, x);
+  }
+}
+
+// Softmax of a row over the tokens of a tile that it sees, at least one: probabilities relative to the maximum so far,
+// zeros for the others. Returns the factor by which what was summed before shrinks. Where the values have scales, the
+// scales go into the probabilities, which become fixed point of `step`.
 template <class Kv>
-VEC_INLINE float softmax_row(float* s, typename Kv::Element* p, int n, int stop, float& max_so_far, float& sum) {
-  const int full = n / 16 * 16, rest = n % 16;
-  if (rest) store(s + full, select(first_lanes(rest), load(s + full), set1(kLowest)));
-  f32x16 most = load(s);
-  for (int i = 16; i < n; i += 16) most = max(most, load(s + i));
-  const float tile_max = reduce_max(most);
+VEC_INLINE float softmax_row(float* s, typename Kv::Element* p, Seen seen, const Pages& pages, int first, int dim,
+                             float& max_so_far, float& sum, float& step) {
+  const int begin = seen.from / 16 * 16, full = seen.to / 16 * 16, head = seen.from % 16, rest = seen.to % 16;
+  auto only_seen = [&](int i, f32x16 x, f32x16 other) {
+    x = select(first_lanes(least(16, seen.to - i)), x, other);
+    return select(first_lanes(most(0, seen.from - i)), other, x);
+  };
+  if (head) store(s + begin, only_seen(begin, load(s + begin), set1(kLowest)));
+  if (rest) store(s + full, only_seen(full, load(s + full), set1(kLowest)));
+  f32x16 greatest = load(s + begin);
+  for (int i = begin + 16; i < seen.to; i += 16) greatest = max(greatest, load(s + i));
+  const float tile_max = reduce_max(greatest);
   float factor = 1;
   if (tile_max > max_so_far) {
-    alignas(64) float lane[16];
-    store(lane, exp2(set1(max_so_far - tile_max)));
-    factor = lane[0];
+    factor = exp2_of(max_so_far - tile_max);
     max_so_far = tile_max;
   }
   const f32x16 top = set1(max_so_far);
   f32x16 total = zero();
-  int i = 0;
-  for (; i < full; i += 16) {
+  i32x16 heaviest = set1_i32(0);
+  auto weigh = [&](int i, bool edge) {
     f32x16 e = exp2(load(s + i) - top);
+    if (edge) e = only_seen(i, e, zero());
     total = total + e;
-    Kv::put(p + i, e);
+    if constexpr (Kv::kScaled) {
+      e = e * load(Kv::value_scales(pages.block(first + i / 16), dim));
+      if (edge) e = only_seen(i, e, zero());  // a scale that was never written may be NaN
+      heaviest = greater_magnitude(heaviest, e);
+      store(s + i, e);
+    } else {
+      Kv::put(p + i, e);
+    }
+  };
+  for (int i = seen.begin; i < begin; i += 16) Kv::put(p + i, zero());
+  int i = begin;
+  if (head) weigh(i, true), i += 16;
+  for (; i < full; i += 16) weigh(i, false);
+  if (i < seen.to) weigh(i, true), i += 16;
+  if constexpr (Kv::kScaled) {
+    const float heavy = __builtin_bit_cast(float, reduce_max(heaviest));
+    const f32x16 to_fixed = set1(fixed_from(heavy));
+    step = heavy / kFixedMost;
+    for (int j = begin; j < i; j += 16) Kv::put(p + j, load(s + j) * to_fixed);
   }
-  if (rest) {
-    f32x16 e = select(first_lanes(rest), exp2(load(s + i) - top), zero());
-    total = total + e;
-    Kv::put(p + i, e);
-    i += 16;
-  }
-  for (; i < stop; i += 16) Kv::put(p + i, zero());
+  for (; i < seen.end; i += 16) Kv::put(p + i, zero());
   sum = sum * factor + reduce_add(total);
   return factor;
 }
 
-// acc[r][16 * v ..] = acc * factor[r] + sum over tokens of p[r] * V for R rows and N vectors of 16 dimensions from
-// dimension `dim0`. p[r * ldp + word]. `next` (may be null): blocks whose keys are prefetched.
+// out[r][16 * v ..] = out * factor[r] + sum over tokens [begin, end) of the tile of p[r] * V, for R rows and N vectors of
+// 16 dimensions from dimension `dim0`. p[r * kStride + word], in steps of step[r] where it is fixed point. `next`: blocks
+// whose keys are prefetched.
 template <class Kv, int R, int N>
-VEC_INLINE void add_values(const uint32_t* p, const float* factor, int words, const Pages& pages, int first, int dim,
-                           int dim0, const int32_t* next, int num_next, float* out) {
-  constexpr int kWords = kBlock / Kv::kPer;  // words of a block, per row
-  constexpr int ldp = kKvTile / Kv::kPer;
-  f32x16 acc[R][N];
+VEC_INLINE void add_values(const uint32_t* p, const float* factor, const float* step, int begin, int end,
+                           const Pages& pages, int first, int dim, int dim0, const int32_t* next, int num_next,
+                           float* out) {
+  constexpr int kLines = kBlock / Kv::kPer;  // lines of a block, per vector
+  constexpr int kStride = kKvTile * (int)sizeof(typename Kv::Element) / 4;
+  typename Kv::Sum acc[R][N];
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < N; v++) acc[r][v] = load(out + r * dim + dim0 + v * 16) * set1(factor[r]);
-  for (int w0 = 0; w0 < words; w0 += kWords) {
-    const int b = w0 / kWords, stop = least(kWords, words - w0);
+    for (int v = 0; v < N; v++) {
+      if constexpr (Kv::kScaled) acc[r][v] = Kv::none();
+      else acc[r][v] = load(out + r * dim + dim0 + v * 16) * set1(factor[r]);
+    }
+  const int last = (end + Kv::kPer - 1) / Kv::kPer;
+  for (int l0 = begin / Kv::kPer; l0 < last; l0 += kLines) {
+    const int b = l0 / kLines, stop = least(kLines, last - l0);
     const uint8_t* values[N];
 #pragma GCC unroll 8
     for (int v = 0; v < N; v++) values[v] = pages.block(first + b) + dim * (64 / Kv::kPer) + dim0 * 4 + v * 64;
     const uint8_t* ahead = b < num_next ? pages.base + next[b] * pages.stride + dim0 * 4 : values[0];
-    for (int w = 0; w < stop; w++) {
-      const int64_t at = (int64_t)w * dim * 4;
+    for (int l = 0; l < stop; l++) {
+      const int64_t at = (int64_t)l * dim * 4;
 #pragma GCC unroll 8
       for (int v = 0; v < N; v++) prefetch_l2(ahead + at + v * 64);
-      dots<Kv, R, N, ldp>(acc, p + w0 + w, values, at);
+      dots<Kv, R, N, kStride>(acc, p + (l0 + l) * Kv::kWords, values, at);
     }
   }
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < N; v++) store(out + r * dim + dim0 + v * 16, acc[r][v]);
+    for (int v = 0; v < N; v++) {
+      float* to = out + r * dim + dim0 + v * 16;
+      if constexpr (Kv::kScaled) store(to, fma(to_f32(acc[r][v]), set1(step[r]), load(to) * set1(factor[r])));
+      else store(to, acc[r][v]);
+    }
 }
 
 constexpr int vectors_at_once(int rows) { return kChains >= 4 * rows ? 4 : kChains >= 2 * rows ? 2 : 1; }
 
 template <class Kv, int R, int N>
-VEC_INLINE void add_all_values(const uint32_t* p, const float* factor, int words, const Pages& pages, int first,
-                               int dim, int dim0, const int32_t* next, int num_next, float* out) {
+VEC_INLINE void add_all_values(const uint32_t* p, const float* factor, const float* step, int begin, int end,
+                               const Pages& pages, int first, int dim, int dim0, const int32_t* next, int num_next,
+                               float* out) {
   for (; dim0 + N * 16 <= dim; dim0 += N * 16)
-    add_values<Kv, R, N>(p, factor, words, pages, first, dim, dim0, next, num_next, out);
-  if constexpr (N > 1) add_all_values<Kv, R, N / 2>(p, factor, words, pages, first, dim, dim0, next, num_next, out);
+    add_values<Kv, R, N>(p, factor, step, begin, end, pages, first, dim, dim0, next, num_next, out);
+  if constexpr (N > 1)
+    add_all_values<Kv, R, N / 2>(p, factor, step, begin, end, pages, first, dim, dim0, next, num_next, out);
 }
 
 // Softmax state of a row: unnormalised output (`dim` floats elsewhere), maximum, sum. sum 0: has seen no token.
@@ -193,8 +238,10 @@ struct Tile {
   const AttnArgs& args;
   const AttnItem& item;
   int row0, group, dim;
-  VEC_INLINE int seen(int r) const { return item.pos0 + (row0 + r) / group + 1; }  // tokens that a row sees
-  VEC_INLINE int64_t column(int r) const { return (int64_t)(item.kv_head * group + (row0 + r) % group) * dim; }
+  VEC_INLINE int end(int r) const { return item.pos0 + (row0 + r) / group + 1; }  // a row sees the tokens [from, end)
+  VEC_INLINE int from(int r) const { return args.window > 0 ? most(0, end(r) - args.window) : 0; }
+  VEC_INLINE int head(int r) const { return item.kv_head * group + (row0 + r) % group; }
+  VEC_INLINE int64_t column(int r) const { return (int64_t)head(r) * dim; }
   VEC_INLINE int token(int r) const { return item.tok0 + (row0 + r) / group; }
 };
 
@@ -203,7 +250,13 @@ struct Tile {
 static void put_rows(const Tile& tile, int rows, const State* states, float* out) {
   const int dim = tile.dim;
   for (int r = 0; r < rows; r++) {
-    const f32x16 inverse = set1(1.f / states[r].sum);
+    float shrink = 1, sum = states[r].sum;
+    if (tile.args.sinks) {
+      const float sink = tile.args.sinks[tile.head(r)] * kLog2e, top = sink > states[r].max ? sink : states[r].max;
+      shrink = exp2_of(states[r].max - top);
+      sum = sum * shrink + exp2_of(sink - top);
+    }
+    const f32x16 inverse = set1(shrink / sum);
     for (int d = 0; d < dim; d += 16) store(out + r * dim + d, load(out + r * dim + d) * inverse);
   }
   if (tile.args.out)
@@ -220,32 +273,39 @@ static void put_rows(const Tile& tile, int rows, const State* states, float* out
   }
 }
 
-// One split [token0, token1) of a row tile: out[R][dim] and states from nothing.
+// Tokens [begin, end) of one split for a row tile, begin at a block: out[R][dim] and states from nothing.
 template <class Kv, int R>
-static void attend_split(int dim, const uint32_t* q, const int* seen, const Pages& pages, int token0, int token1,
-                         const int32_t* next_split, int num_next_split, State* states, float* out) {
+static void attend_split(const Tile& tile, const uint32_t* q, const float* q_step, const Pages& pages, int begin,
+                         int end, const int32_t* next_split, int num_next_split, State* states, float* out) {
+  constexpr int kTileBlocks = kKvTile / kBlock;
+  const int dim = tile.dim;
+  const bool adjusts = tile.args.softcap_log2e > 0 || tile.args.slopes_log2e;
   alignas(64) float scores[R * kKvTile];
-  alignas(64) uint32_t probs[R * kKvTile / Kv::kPer];
-  float factor[R];
+  alignas(64) typename Kv::Element probs[R * kKvTile];
+  float factor[R], step[R];
   for (int r = 0; r < R; r++) states[r] = State{kLowest, 0};
   for (int i = 0; i < R * dim; i += 16) store(out + i, zero());
-  for (int t = token0; t < token1; t += kKvTile) {
-    const int n = least(kKvTile, token1 - t), first = t / kBlock, panels = (n + kBlock - 1) / kBlock;
-    score_tile_from<Kv, R, panels_at_once(R)>(q, dim / Kv::kPer, pages, first, 0, panels, scores);
+  for (int t = begin / kKvTile * kKvTile; t < end; t += kKvTile) {
+    const int skip = most(0, begin - t), n = least(kKvTile, end - t), first = t / kBlock;
+    const int panels = (n + kBlock - 1) / kBlock;
+    score_tile_from<Kv, R, panels_at_once(R)>(q, q_step, dim, pages, first, skip / kBlock, panels, scores);
     for (int r = 0; r < R; r++) {
-      const int own = least(n, seen[r] - t);
-      auto* p = (typename Kv::Element*)probs + r * kKvTile;
+      const Seen seen{skip, n, most(0, tile.from(r) - t), least(n, tile.end(r) - t)};
+      auto* p = probs + r * kKvTile;
       factor[r] = 1;
-      if (own > 0) factor[r] = softmax_row<Kv>(scores + r * kKvTile, p, own, n, states[r].max, states[r].sum);
-      else
-        for (int i = 0; i < n; i += 16) Kv::put(p + i, zero());
+      step[r] = 0;
+      if (seen.from < seen.to) {
+        float* s = scores + r * kKvTile;
+        if (adjusts) adjust_scores(tile.args, tile.head(r), tile.end(r) - 1, t, seen, s);
+        factor[r] = softmax_row<Kv>(s, p, seen, pages, first, dim, states[r].max, states[r].sum, step[r]);
+      } else {
+        for (int i = skip; i < n; i += 16) Kv::put(p + i, zero());
+      }
     }
-    const bool last = t + kKvTile >= token1;
-    const int32_t* next = last ? next_split : pages.blocks + first + kKvTile / kBlock;
-    const int num_next = !next  ? 0
-                         : last ? least(panels, num_next_split)
-                                : (least(kKvTile, token1 - t - kKvTile) + kBlock - 1) / kBlock;
-    add_all_values<Kv, R, vectors_at_once(R)>(probs, factor, (n + Kv::kPer - 1) / Kv::kPer, pages, first, dim, 0, next,
+    const bool last = t + kKvTile >= end;
+    const int32_t* next = last ? next_split : pages.blocks + first + kTileBlocks;
+    const int num_next = last ? num_next_split : (end - t - kKvTile + kBlock - 1) / kBlock;
+    add_all_values<Kv, R, vectors_at_once(R)>((const uint32_t*)probs, factor, step, skip, n, pages, first, dim, 0, next,
                                               num_next, out);
   }
 }
@@ -257,24 +317,23 @@ __attribute__((noinline)) static void attend_rows(const AttnArgs& args, const At
   const Pages pages{args.kv.base + item.kv_head * args.kv.head_stride, args.kv.block_stride, item.blocks};
   alignas(64) uint32_t q[R * kQueryWords];
   alignas(64) float out[R * kMaxHeadDim], split_out[R * kMaxHeadDim];
+  float q_step[R];
   State states[R], split_states[R];
-  int seen[R];
-  for (int r = 0; r < R; r++) {
-    const float* from = args.q + tile.token(r) * args.ldq + tile.column(r);
-    seen[r] = tile.seen(r);
-    for (int d = 0; d < dim; d += 16)
-      Kv::put((typename Kv::Element*)(q + r * kQueryWords) + d, load(from + d) * set1(args.scale_log2e));
-  }
-  const int end = seen[R - 1];
+  auto scaled_query = [&](int r, int d) {
+    return load(args.q + tile.token(r) * args.ldq + tile.column(r) + d) * set1(args.scale_log2e);
+  };
+  constexpr int kStride = kQueryWords * 4 / (int)sizeof(typename Kv::Element);
+  put_queries<Kv, R>(dim, scaled_query, (typename Kv::Element*)q, kStride, q_step);
+  const int begin = tile.from(0) / kBlock * kBlock, end = tile.end(R - 1);
   for (int s = item.split0; s < item.split1; s++) {
-    const bool whole = !item.partial && s == 0;
-    const int token0 = s * kKvSplit, token1 = least(end, token0 + kKvSplit);
+    const bool whole = !item.partial && s == item.split0;
+    const int token0 = most(begin, s * kKvSplit), token1 = least(end, (s + 1) * kKvSplit);
     float* to = whole ? out : split_out;
     State* state = whole ? states : split_states;
     const bool own = s + 1 < item.split1 && token1 < end;  // this sequence goes on
     const int32_t* next = own ? item.blocks + token1 / kBlock : item.next_blocks;
-    const int num_next = own ? (end - token1 + kBlock - 1) / kBlock : kKvTile / kBlock;
-    if (token0 < end) attend_split<Kv, R>(dim, q, seen, pages, token0, token1, next, num_next, state, to);
+    const int num_next = own ? (end - token1 + kBlock - 1) / kBlock : item.num_next;
+    if (token0 < token1) attend_split<Kv, R>(tile, q, q_step, pages, token0, token1, next, num_next, state, to);
     else
       for (int r = 0; r < R; r++) state[r] = State{kLowest, 0};
     for (int r = 0; r < R; r++) {
@@ -284,7 +343,7 @@ __attribute__((noinline)) static void attend_rows(const AttnArgs& args, const At
           for (int d = 0; d < dim; d += 16) store(slot + d, load(to + r * dim + d));
         slot[dim] = state[r].max;
         slot[dim + 1] = state[r].sum;
-      } else if (s > 0) {
+      } else if (!whole) {
         merge_state(states[r], out + r * dim, split_states[r], split_out + r * dim, dim);
       }
     }
@@ -323,10 +382,11 @@ template <class Kv> VEC_INLINE void attention(const AttnArgs& args, const AttnIt
 
 static void attention_bf16(const AttnArgs& args, const AttnItem& item) { attention<Bf16Kv>(args, item); }
 static void attention_f32(const AttnArgs& args, const AttnItem& item) { attention<F32Kv>(args, item); }
+static void attention_i8(const AttnArgs& args, const AttnItem& item) { attention<I8Kv>(args, item); }
 
 static void attention_merge(const AttnArgs& args, int tok0, int ntok, int kv_head, const float* partial, int nsplit) {
   const int group = args.heads / args.kv.kv_heads, dim = args.kv.head_dim, rows = ntok * group;
-  const AttnItem item{tok0, ntok, 0, kv_head, 0, nsplit, nullptr, nullptr, nullptr};
+  const AttnItem item{tok0, ntok, 0, kv_head, 0, nsplit, nullptr, nullptr, 0, nullptr};
   alignas(64) float out[2 * kMaxHeadDim];
   for (int row = 0; row < rows; row += 2) {
     const int n = least(2, rows - row);

@@ -10,18 +10,12 @@ constexpr int kItemRows = 48;
 // Items per worker under which long contexts are split: more items than that balance by themselves.
 constexpr int kFewItems = 4;
 
-int splits_of(const AttnItem& item) { return (item.pos0 + item.ntok + kKvSplit - 1) / kKvSplit; }
-
-int64_t cost_of(const AttnItem& item) {
-  const int64_t end = std::min<int64_t>(item.pos0 + item.ntok, int64_t{item.split1} * kKvSplit);
-  return (end - int64_t{item.split0} * kKvSplit) * (item.ntok + 4);  // 4: reading K and V costs as much as a few tokens
-}
-
 }  // namespace
 
-AttnPlan::AttnPlan(int group, int heads, int kv_heads, int head_dim, int max_model_len, int workers)
+AttnPlan::AttnPlan(int group, int heads, int window, int kv_heads, int head_dim, int max_model_len, int workers)
     : group_(group),
       heads_(heads),
+      window_(window),
       kv_heads_(kv_heads),
       head_dim_(head_dim),
       tile_(std::max(1, kItemRows / (heads / kv_heads))),
@@ -46,16 +40,29 @@ void AttnPlan::make(const Batch& batch) {
         item.pos0 = batch.positions[t];
         item.kv_head = h;
         item.blocks = table.blocks + int64_t{s} * table.width;
-        item.split1 = splits_of(item);
+        item.split0 = first_token(item) / kKvSplit;
+        item.split1 = (item.pos0 + item.ntok + kKvSplit - 1) / kKvSplit;
         items_.push_back(item);
       }
   if (static_cast<int>(items_.size()) < kFewItems * workers_) split();
   std::stable_sort(items_.begin(), items_.end(),
-                   [](const AttnItem& a, const AttnItem& b) { return cost_of(a) > cost_of(b); });
+                   [this](const AttnItem& a, const AttnItem& b) { return cost_of(a) > cost_of(b); });
   for (size_t i = 0; i + static_cast<size_t>(workers_) < items_.size(); i++) {
     const AttnItem& next = items_[i + static_cast<size_t>(workers_)];  // most likely of the same worker
-    if (next.kv_head == items_[i].kv_head && next.split0 == 0) items_[i].next_blocks = next.blocks;
+    if (next.kv_head != items_[i].kv_head) continue;
+    const int first = first_token(next) / kBlock;
+    items_[i].next_blocks = next.blocks + first;
+    items_[i].num_next = std::min(kKvTile / kBlock, (next.pos0 + next.ntok + kBlock - 1) / kBlock - first);
   }
+}
+
+int AttnPlan::first_token(const AttnItem& item) const {
+  return std::max(item.split0 * kKvSplit, window_ > 0 ? std::max(0, item.pos0 + 1 - window_) : 0);
+}
+
+int64_t AttnPlan::cost_of(const AttnItem& item) const {
+  const int end = std::min(item.pos0 + item.ntok, item.split1 * kKvSplit);
+  return int64_t{end - first_token(item)} * (item.ntok + 4);  // 4: reading K and V costs as much as a few tokens
 }
 
 // One item per split of each, and a merge of what they leave; the same bits as one item walking all splits.
@@ -64,14 +71,14 @@ void AttnPlan::split() {
   items_.clear();
   auto* partial = reinterpret_cast<float*>(partials_.data());
   for (const AttnItem& item : whole_) {
-    if (item.split1 == 1) {
+    if (item.split1 - item.split0 == 1) {
       items_.push_back(item);
       continue;
     }
     const size_t floats =
         static_cast<size_t>(item.ntok) * static_cast<size_t>(heads_ / kv_heads_) * static_cast<size_t>(head_dim_ + 2);
-    merges_.push_back({item.tok0, item.ntok, item.kv_head, item.split1, partial});
-    for (int s = 0; s < item.split1; s++, partial += floats) {
+    merges_.push_back({item.tok0, item.ntok, item.kv_head, item.split1 - item.split0, partial});
+    for (int s = item.split0; s < item.split1; s++, partial += floats) {
       items_.push_back(item);
       items_.back().split0 = s;
       items_.back().split1 = s + 1;

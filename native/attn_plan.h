@@ -1,4 +1,4 @@
-// The attention work of one step: made once, used by every layer with the same KV group and number of heads.
+// The attention work of one step: made once, used by every layer with the same KV group, number of heads and window.
 #pragma once
 #include <vector>
 
@@ -16,19 +16,22 @@ struct AttnMerge {  // all splits of one tile of rows
 class AttnPlan {
  public:
   // Reserves (touched on use) the partial results of the few items that are split among threads.
-  AttnPlan(int group, int heads, int kv_heads, int head_dim, int max_model_len, int workers);
+  AttnPlan(int group, int heads, int window, int kv_heads, int head_dim, int max_model_len, int workers);
 
-  int group() const { return group_; }
-  int heads() const { return heads_; }
+  bool serves(int group, int heads, int window) const {
+    return group == group_ && heads == heads_ && window == window_;
+  }
   void make(const Batch& batch);
 
   const std::vector<AttnItem>& items() const { return items_; }     // longest first
   const std::vector<AttnMerge>& merges() const { return merges_; }  // after all items; mostly none
 
  private:
+  int first_token(const AttnItem& item) const;  // that an item reads, in the first of its splits
+  int64_t cost_of(const AttnItem& item) const;
   void split();
 
-  int group_, heads_, kv_heads_, head_dim_, tile_, workers_;
+  int group_, heads_, window_, kv_heads_, head_dim_, tile_, workers_;
   size_t partial_floats_;  // of one split of one tile
   int max_splits_;
   Memory partials_;

@@ -274,6 +274,10 @@ void Program::attention(const Node& n, const Step& step, int worker) {
   args.out = y.act == Act::F32 ? y.f : nullptr;
   args.ld_out = y.ld;
   args.act = y.act == Act::F32 ? nullptr : &y;
+  args.window = n.window;
+  args.softcap_log2e = static_cast<float>(n.softcap * 1.4426950408889634);
+  args.slopes_log2e = n.slopes.empty() ? nullptr : n.slopes.data();
+  args.sinks = n.vector < 0 ? nullptr : vector_of(n);
   const auto kernel = kernels_.attention[static_cast<int>(args.kv.type)];
   const int count = static_cast<int>(plan.items().size());
   for (int i; (i = counters_[index].next.fetch_add(1, std::memory_order_relaxed)) < count;)

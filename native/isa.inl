@@ -7,6 +7,7 @@
 #include "gemm_groups.inl"
 #include "rows.inl"
 #include "kv.inl"
+#include "attention_kv.inl"
 #include "attention.inl"
 #include "logits.inl"
 
@@ -30,8 +31,8 @@ static constexpr Kernels make_table(const char* name) {
       .embed = {embed<Format::F32>, embed<Format::F16>, embed<Format::BF16>, embed<Format::W8>, embed<Format::W4>,
                 embed<Format::W4F>},
       .rope = rope,
-      .kv_write = {kv_write_bf16, kv_write_f32},
-      .attention = {attention_bf16, attention_f32},
+      .kv_write = {kv_write_bf16, kv_write_f32, kv_write_i8},
+      .attention = {attention_bf16, attention_f32, attention_i8},
       .attention_merge = attention_merge,
       .logit_max = logit_max,
       .sum_exp = sum_exp,

@@ -80,19 +80,26 @@ struct GemmArgs {
 };
 
 // ---------------------------------------------------------------- KV cache
-enum class KvType : uint8_t { BF16, F32 };
-constexpr int kKvTypes = 2;
+enum class KvType : uint8_t { BF16, F32, I8 };
+constexpr int kKvTypes = 3;
 
 // One layer: block b of kv head h starts at base + h * head_stride + b * block_stride (bytes). A block is 16 tokens:
-//   BF16  K panel [D/2][16][2], then V panel [8][D][2]      64*D bytes
-//   F32   K panel [D][16], then V panel [16][D]            128*D bytes
-// D is a multiple of 16 (a model's head size is padded to that by zeros).
+//   BF16  K panel [D/2][16][2], then V panel [8][D][2]                                                 64*D bytes
+//   F32   K panel [D][16], then V panel [16][D]                                                       128*D bytes
+//   I8    K panel [D/4][16][4], V panel [4][D][4], then float K scales [16] and V scales [16]     32*D + 128 bytes
+// D is a multiple of 16 (a model's head size is padded to that by zeros). I8: key = scale * q of its token, values
+// likewise; the four elements of a word lie in the order 0, 2, 1, 3, so that even and odd bytes are pairs of neighbours.
 struct KvLayer {
   KvType type;
   uint8_t* base;
   int64_t head_stride, block_stride;
   int kv_heads, head_dim;
 };
+
+constexpr size_t kv_block_bytes(KvType type, int head_dim) {
+  const size_t d = static_cast<size_t>(head_dim);
+  return type == KvType::BF16 ? 64 * d : type == KvType::F32 ? 128 * d : 32 * d + 128;
+}
 
 constexpr int kBlock = 16, kKvTile = 128, kKvSplit = 512;
 
@@ -101,11 +108,11 @@ constexpr int kBlock = 16, kKvTile = 128, kKvSplit = 512;
 struct AttnItem {
   int tok0, ntok, pos0, kv_head;
   int split0, split1;
-  const int32_t* blocks;       // block table row of the sequence
-  const int32_t* next_blocks;  // of what this thread probably does next, to prefetch; may be null
-  float* partial;              // null: all splits are here, write the result. Otherwise floats [split1 - split0][row]
-                               // [D + 2], row = token * group + head of the group: unnormalised output, max, sum of
-                               // that split only
+  const int32_t* blocks;       // block table row of the sequence; what lies before the window is never read
+  const int32_t* next_blocks;  // num_next blocks of what this thread probably does next, to prefetch
+  int num_next;
+  float* partial;  // null: all splits are here, write the result. Otherwise floats [split1 - split0][row][D + 2], row =
+                   // token * group + head of the group: unnormalised output, max, sum of that split only
 };
 
 struct AttnArgs {
@@ -117,6 +124,11 @@ struct AttnArgs {
   float* out;  // [T][ld_out] float32, or null and
   int64_t ld_out;
   const Activation* act;  // rounded output
+  int window;             // tokens that a query sees, itself included; 0: all
+  // Scores are in units of log2(e): s = cap * tanh(q k / cap), then s += slope * (position of the key - of the query).
+  float softcap_log2e;        // 0: none
+  const float* slopes_log2e;  // [heads] or null (ALiBi)
+  const float* sinks;         // [heads] or null: scores in natural units that take part in the sum alone
 };
 
 struct RopeArgs {

@@ -98,4 +98,36 @@ static void kv_write_f32(const KvWriteArgs& a, int row0, int row1, int head0, in
   }
 }
 
+// dim numbers as int8: scale = max|x| / 127, q = x * (127 / max|x|) to nearest even. Where max|x| < 2^-100 all q are 0.
+VEC_INLINE float quantise_head(const float* x, int dim, int8_t* q) {
+  i32x16 most = set1_i32(0);
+  for (int d = 0; d < dim; d += 16) most = max(most, as_i32(abs(load(x + d))));
+  const float m = __builtin_bit_cast(float, reduce_max(most));
+  const bool finite = m < __builtin_inff();  // NaN or infinity goes into the scale; there is no such integer
+  const f32x16 inverse = set1(m >= 0x1p-100f ? 127.f / m : 0.f);
+  for (int d = 0; d < dim; d += 16) store_i8(q + d, to_i32(finite ? load(x + d) * inverse : zero()));
+  return finite ? m / 127.f : __builtin_nanf("");
+}
+
+// Element i of a word lies in its byte kWordOrder[i].
+constexpr int kWordOrder[4] = {0, 2, 1, 3};
+
+static void kv_write_i8(const KvWriteArgs& a, int row0, int row1, int head0, int head1) {
+  const int dim = a.kv.head_dim;
+  int8_t q[256];
+  for (int r = row0; r < row1; r++) {
+    const int slot = a.positions[r] % kBlock;
+    for (int h = head0; h < head1; h++) {
+      uint8_t* block = kv_block(a.kv, h, a.slots[r]);
+      int8_t* keys = (int8_t*)block + slot * 4;
+      int8_t* values = (int8_t*)block + dim * kBlock + slot / 4 * dim * 4 + kWordOrder[slot % 4];
+      float* scales = (float*)(block + 2 * dim * kBlock);
+      scales[slot] = quantise_head(a.k + r * a.ldk + h * dim, dim, q);
+      for (int d = 0; d < dim; d++) keys[d / 4 * 64 + kWordOrder[d % 4]] = q[d];
+      scales[kBlock + slot] = quantise_head(a.v + r * a.ldv + h * dim, dim, q);
+      for (int d = 0; d < dim; d++) values[d * 4] = q[d];
+    }
+  }
+}
+
 }  // namespace octavo::VEC_NS

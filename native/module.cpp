@@ -39,6 +39,7 @@ Act act_of(const std::string& name) {
 KvType kv_type_of(const std::string& name) {
   if (name == "bf16") return KvType::BF16;
   if (name == "f32") return KvType::F32;
+  if (name == "i8") return KvType::I8;
   throw std::invalid_argument("KV type '" + name + "' is unknown");
 }
 
@@ -209,6 +210,10 @@ NB_MODULE(_native, m) {
   m.def(
       "packed_bytes", [](const std::string& format, int n, int k) { return packed_bytes(format_of(format), n, k); },
       "format"_a, "n"_a, "k"_a);
+  m.def(
+      "kv_block_bytes",
+      [](const std::string& type, int head_dim) { return kv_block_bytes(kv_type_of(type), head_dim); }, "kv_type"_a,
+      "head_dim"_a);
   m.def("pack", &pack_weight, "pool"_a, "memory"_a, "offset"_a, "format"_a, "data"_a.noconvert(), "k"_a);
 
   nb::class_<Pool>(m, "Pool")
@@ -257,6 +262,9 @@ NB_MODULE(_native, m) {
       .def_rw("group_layer", &Node::group_layer)
       .def_rw("rope", &Node::rope)
       .def_rw("neox", &Node::neox)
+      .def_rw("window", &Node::window)
+      .def_rw("softcap", &Node::softcap)
+      .def_rw("slopes", &Node::slopes)
       .def(
           "set_barriers",
           [](Node& n, bool small, bool full) {

@@ -15,6 +15,7 @@ constexpr const char* kNames[kOps] = {
     "sample",
 };
 constexpr int kMaxHeadDim = 256;  // attention keeps one head of a row tile in a fixed buffer
+constexpr float kLog2e = 1.44269504f;
 
 size_t value_bytes(const ValueSpec& v, int rows) {
   const size_t r = static_cast<size_t>(rows), k_pad = align_up(static_cast<size_t>(v.cols), 64);
@@ -193,6 +194,9 @@ class NodeCheck {
     need(node_.out.cols == cols, "output has the wrong size");
     need(y.act == Act::F32 || cols / g.kv_heads % 32 == 0, "a rounded output needs heads in groups of 32 columns");
     need(node_.scale > 0, "scale must be positive");
+    need(node_.window >= 0 && node_.softcap >= 0, "window and softcap must not be negative");
+    need(node_.slopes.empty() || node_.slopes.size() == static_cast<size_t>(node_.heads), "a slope per head is needed");
+    if (node_.vector >= 0) vector(node_.heads);
   }
   void elementwise() const {
     const ValueSpec &a = f32(node_.a, "first input", node_.out.cols), &b = f32(node_.b, "second input", node_.out.cols);
@@ -258,6 +262,8 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
       workers_(static_cast<size_t>(pool_->size())) {
   check_spec(spec_);
   for (const Node& node : spec_.nodes) NodeCheck(spec_, node, kernels_)();
+  for (Node& node : spec_.nodes)
+    for (float& slope : node.slopes) slope *= kLog2e;  // as the kernels take them
 
   for (const WeightSpec& w : spec_.weights) {
     Weight packed{};
@@ -284,12 +290,12 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
   for (const Node& node : spec_.nodes) {
     int index = -1;
     if (node.op == Op::Attention) {
-      const auto same = [&](const AttnPlan& p) { return p.group() == node.group && p.heads() == node.heads; };
+      const auto same = [&](const AttnPlan& p) { return p.serves(node.group, node.heads, node.window); };
       index = static_cast<int>(std::find_if(attn_plans_.begin(), attn_plans_.end(), same) - attn_plans_.begin());
       if (index == static_cast<int>(attn_plans_.size())) {
         const GroupSpec& g = spec_.groups[static_cast<size_t>(node.group)];
-        attn_plans_.emplace_back(node.group, node.heads, g.kv_heads, g.head_dim, spec_.limits.max_model_len,
-                                 pool_->size());
+        attn_plans_.emplace_back(node.group, node.heads, node.window, g.kv_heads, g.head_dim,
+                                 spec_.limits.max_model_len, pool_->size());
       }
     }
     attn_plan_of_.push_back(index);

@@ -64,7 +64,7 @@ struct GroupSpec {
   std::shared_ptr<Memory> memory;  // [layer][kv head][block]
   KvType type;
   int layers, kv_heads, head_dim, num_blocks;
-  size_t block_bytes() const { return static_cast<size_t>(head_dim) * (type == KvType::BF16 ? 64 : 128); }
+  size_t block_bytes() const { return kv_block_bytes(type, head_dim); }
   KvLayer layer(int index) const;
 };
 
@@ -79,9 +79,12 @@ struct Node {
   int layer = -1;            // for traces
   Operand a, b, c, out;      // q, k, v; gate, up; x, residual
   std::vector<int> weights;  // parts, side by side in the output; for LinearActMulRound gate and up
-  int vector = -1;           // norm weight or bias: a weight of one row
+  int vector = -1;           // norm weight, bias or sinks: a weight of one row
   float eps = 0, scale = 0;
   int heads = 0, group = -1, group_layer = -1;
+  int window = 0;             // AttnArgs
+  float softcap = 0;          // in natural units, as are
+  std::vector<float> slopes;  // per head, or none
   int rope = -1, head_dim = 0;
   bool neox = true;
   bool barrier[kPlans] = {true, true};
@@ -152,7 +155,7 @@ class Program {
   ProgramSpec spec_;
   Memory arena_;
   std::vector<Weight> weights_;
-  std::deque<AttnPlan> attn_plans_;            // one per KV group and number of heads
+  std::deque<AttnPlan> attn_plans_;            // one per KV group, number of heads and window
   std::vector<int> attn_plan_of_;              // per node
   std::vector<std::vector<float>> cos_, sin_;  // per rope [T][rot / 2]
   std::vector<std::vector<int32_t>> slots_;    // per group [T] block of the token

@@ -46,6 +46,11 @@ VEC_INLINE i32x16 dot4_u4s8(i32x16 acc, i32x16 line, int32_t quad) {
   VEC_EACH acc.v[i] += (i32v)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)line.v[i], q), one);
   return acc;
 }
+VEC_INLINE i32x16 dot2_s16(i32x16 acc, i32x16 pairs, uint32_t pair) {
+  const __m256i p = _mm256_set1_epi32((int)pair);
+  VEC_EACH acc.v[i] += (i32v)_mm256_madd_epi16((__m256i)pairs.v[i], p);
+  return acc;
+}
 VEC_INLINE f32x16 dot2_bf16(f32x16 acc, i32x16 line, uint32_t pair) {
   f32x16 low = as_f32(set1_u32(pair << 16)), high = as_f32(set1_u32(pair & 0xffff0000u));
   acc = fma(as_f32(line << 16), low, acc);

@@ -107,12 +107,22 @@ VEC_INLINE i32x16 bf16_pairs(f32x16 lo, f32x16 hi) {
 VEC_INLINE void store_i8(int8_t* p, i32x16 v) {  // lanes in -128..127
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
 }
+VEC_INLINE void store_i16(int16_t* p, i32x16 v) {  // lanes in -32768..32767
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)v));
+}
 
 // acc[i] += sum over j of unsigned byte j of line lane i times signed byte j of quad (u4: bytes of line are 0..15)
 VEC_INLINE i32x16 dot4_u8s8(i32x16 acc, i32x16 line, int32_t quad) {
   return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)line, _mm512_set1_epi32(quad));
 }
 VEC_INLINE i32x16 dot4_u4s8(i32x16 acc, i32x16 line, int32_t quad) { return dot4_u8s8(acc, line, quad); }
+// bytes 0 and 2, or 1 and 3, of each lane as signed 16-bit pairs
+VEC_INLINE i32x16 even_s8(i32x16 line) { return (i32x16)_mm512_srai_epi16(_mm512_slli_epi16((__m512i)line, 8), 8); }
+VEC_INLINE i32x16 odd_s8(i32x16 line) { return (i32x16)_mm512_srai_epi16((__m512i)line, 8); }
+// acc[i] += both products of the signed 16-bit pair in lane i with pair; none of the sums may leave 32 bits
+VEC_INLINE i32x16 dot2_s16(i32x16 acc, i32x16 pairs, uint32_t pair) {
+  return (i32x16)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)pairs, _mm512_set1_epi32((int)pair));
+}
 // acc[i] += both bf16 products of line lane i with pair
 VEC_INLINE f32x16 dot2_bf16(f32x16 acc, i32x16 line, uint32_t pair) {
   return _mm512_dpbf16_ps(acc, (__m512bh)line, (__m512bh)_mm512_set1_epi32((int)pair));

@@ -33,6 +33,11 @@ VEC_INLINE i32x16 dot4_u8s8(i32x16 acc, i32x16 line, int32_t quad) {
   return acc;
 }
 VEC_INLINE i32x16 dot4_u4s8(i32x16 acc, i32x16 line, int32_t quad) { return dot4_u8s8(acc, line, quad); }
+VEC_INLINE i32x16 dot2_s16(i32x16 acc, i32x16 pairs, uint32_t pair) {
+  const int32_t low = (int16_t)(pair & 0xffff), high = (int16_t)(pair >> 16);
+  VEC_EACH acc.v[i] += (pairs.v[i] << 16 >> 16) * low + (pairs.v[i] >> 16) * high;
+  return acc;
+}
 VEC_INLINE f32x16 dot2_bf16(f32x16 acc, i32x16 line, uint32_t pair) {
   f32x16 low = as_f32(set1_u32(pair << 16)), high = as_f32(set1_u32(pair & 0xffff0000u));
   acc = fma(as_f32(line << 16), low, acc);

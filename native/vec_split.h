@@ -14,6 +14,7 @@ typedef int32_t i32v __attribute__((vector_size(VEC_LANES * 4)));
 typedef uint32_t u32v __attribute__((vector_size(VEC_LANES * 4)));
 typedef int16_t i16v __attribute__((vector_size(VEC_LANES * 4)));
 typedef uint16_t u16v __attribute__((vector_size(VEC_LANES * 2)));
+typedef int16_t i16h __attribute__((vector_size(VEC_LANES * 2)));
 typedef int8_t i8v __attribute__((vector_size(VEC_LANES)));
 
 // the lanes of a mask are 0 or -1
@@ -263,6 +264,20 @@ VEC_INLINE void store_i8(int8_t* p, i32x16 a) {
     i8v b = __builtin_convertvector(a.v[i], i8v);
     memcpy(p + i * kLanes, &b, sizeof b);
   }
+}
+VEC_INLINE void store_i16(int16_t* p, i32x16 a) {
+  VEC_EACH {
+    i16h h = __builtin_convertvector(a.v[i], i16h);
+    memcpy(p + i * kLanes, &h, sizeof h);
+  }
+}
+VEC_INLINE i32x16 even_s8(i32x16 line) {
+  VEC_EACH line.v[i] = (i32v)((i16v)line.v[i] << 8 >> 8);
+  return line;
+}
+VEC_INLINE i32x16 odd_s8(i32x16 line) {
+  VEC_EACH line.v[i] = (i32v)((i16v)line.v[i] >> 8);
+  return line;
 }
 // lane i: bytes 2j and 2j + 1 of line lane i, both 0..15, looked up among 32 bf16 numbers
 VEC_INLINE i32x16 bf16_pairs_u4(i32x16 line, int j, const uint16_t* table) {

@@ -11,6 +11,9 @@ def isa_levels() -> list[str]:
     """Kernel levels this machine can run, lowest first."""
 
 def packed_bytes(format: str, n: int, k: int) -> int: ...
+def kv_block_bytes(kv_type: str, head_dim: int) -> int:
+    """Bytes of a block of one layer and KV head (native/kernels.h)."""
+
 def pack(pool: Pool, memory: Memory, offset: int, format: str, data: NDArray[np.uint8], k: int) -> None:
     """Pack data [n, bytes per row], in the form that native/pack.h says for `format`, to a place of zeros in `memory`."""
 
@@ -55,6 +58,9 @@ class Node:
     group_layer: int
     rope: int
     neox: bool
+    window: int
+    softcap: float
+    slopes: list[float]
     def set_barriers(self, small: bool, full: bool) -> None: ...
 
 class ProgramSpec:

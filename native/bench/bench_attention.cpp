@@ -16,13 +16,15 @@ constexpr int kChunk = 512, kItemTokens = 16;
 
 struct Shape {
   int dim, group;
-  size_t block_bytes() const { return (size_t)64 * dim; }
+  KvType type = KvType::BF16;
+  size_t block_bytes() const { return kv_block_bytes(type, dim); }
+  const char* name() const { return type == KvType::BF16 ? "bf16" : type == KvType::F32 ? "f32" : "i8"; }
 };
 
 AttnArgs args_of(Shape s, uint8_t* memory, const float* q, float* out) {
   const int64_t ld = s.dim * s.group;
-  const KvLayer layer = {KvType::BF16, memory, 0, (int64_t)s.block_bytes(), 1, s.dim};
-  return {layer, q, ld, s.group, 1.44f / std::sqrt((float)s.dim), out, ld, nullptr};
+  const KvLayer layer = {s.type, memory, 0, (int64_t)s.block_bytes(), 1, s.dim};
+  return {layer, q, ld, s.group, 1.44f / std::sqrt((float)s.dim), out, ld, nullptr, 0, 0, nullptr, nullptr};
 }
 
 std::vector<int32_t> shuffled(int n) {
@@ -49,12 +51,12 @@ void prefill(const Kernels& kernels, Shape s, int context, uint8_t* memory, doub
   const double took = bench::best_seconds(5, [&] {
     for (int t = kChunk - kItemTokens; t >= 0; t -= kItemTokens) {
       const int pos = context - kChunk + t;
-      kernels.attention[0](args, {t, kItemTokens, pos, 0, 0, (pos + kItemTokens - 1) / kKvSplit + 1, blocks.data(),
-                                  blocks.data(), nullptr});
+      kernels.attention[(int)s.type](args, {t, kItemTokens, pos, 0, 0, (pos + kItemTokens - 1) / kKvSplit + 1,
+                                            blocks.data(), blocks.data(), kKvTile / kBlock, nullptr});
     }
   });
   const double flop = 4. * s.dim * s.group * (kChunk * (double)(context - kChunk) + kChunk * (kChunk + 1) / 2.);
-  printf("  prefill head %3d group %2d context %5d: %6.1f GFLOP/s (%3.0f %%)\n", s.dim, s.group, context,
+  printf("  prefill %s head %3d group %2d context %5d: %6.1f GFLOP/s (%3.0f %%)\n", s.name(), s.dim, s.group, context,
          flop / took * 1e-9, peak > 0 ? 100 * flop / took / peak : 0);
 }
 
@@ -68,12 +70,13 @@ void decode(const Kernels& kernels, Shape s, int context, uint8_t* memory, doubl
   const double took = bench::best_seconds(3, [&] {
     for (int i = 0; i < sequences; i++) {
       const int32_t *own = &blocks[(size_t)i * per], *next = i + 1 < sequences ? own + per : nullptr;
-      kernels.attention[0](args, {0, 1, context - 1, 0, 0, (context - 1) / kKvSplit + 1, own, next, nullptr});
+      kernels.attention[(int)s.type](args, {0, 1, context - 1, 0, 0, (context - 1) / kKvSplit + 1, own, next,
+                                            next ? std::min(per, kKvTile / kBlock) : 0, nullptr});
     }
   });
   const double rate = (double)sequences * per * (double)s.block_bytes() / took;
-  printf("  decode  head %3d group %2d context %5d: %6.1f GB/s (%3.0f %%)\n", s.dim, s.group, context, rate * 1e-9,
-         100 * rate / stream);
+  printf("  decode  %s head %3d group %2d context %5d: %6.1f GB/s (%3.0f %%), %6.1f tokens/us\n", s.name(), s.dim,
+         s.group, context, rate * 1e-9, 100 * rate / stream, (double)sequences * per * kBlock / took * 1e-6);
 }
 
 }  // namespace
@@ -90,10 +93,12 @@ int main(int argc, char** argv) {
   for (const Kernels* kernels : levels(argc, argv)) {
     const double peak = bench::peak_ops(kernels->name, Act::BF16);
     printf("%s: peak %.0f GFLOP/s\n", kernels->name, peak * 1e-9);
-    for (Shape s : {Shape{64, 3}, Shape{64, 8}, Shape{128, 4}})
-      for (int context : {512, 1024, 4096}) prefill(*kernels, s, context, memory.data(), peak);
-    for (Shape s : {Shape{64, 3}, Shape{64, 1}, Shape{128, 4}, Shape{128, 8}})
-      for (int context : {320, 2048}) decode(*kernels, s, context, memory.data(), stream);
+    for (KvType type : {KvType::BF16, KvType::I8}) {
+      for (Shape s : {Shape{64, 3, type}, Shape{64, 8, type}, Shape{128, 4, type}})
+        for (int context : {512, 1024, 4096}) prefill(*kernels, s, context, memory.data(), peak);
+      for (Shape s : {Shape{64, 3, type}, Shape{64, 1, type}, Shape{128, 4, type}, Shape{128, 8, type}})
+        for (int context : {320, 2048}) decode(*kernels, s, context, memory.data(), stream);
+    }
   }
   return 0;
 }

@@ -1,4 +1,5 @@
-// Attention over pages against float64, and its bits: decode = prefill, any chunks, partials = whole, rounded = float.
+// Attention over pages against float64, and its bits: decode = prefill, any chunks, partials = whole, rounded = float. With
+// windows, blocks before the window have table entries that nothing could read.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -24,19 +25,33 @@ float bf16(float x) {  // to nearest even
   return x;
 }
 
+constexpr int32_t kNoBlock = 1 << 30;
+
+struct Features {
+  int window = 0;  // 0: none
+  float softcap = 0;
+  bool slopes = false, sinks = false;
+};
+
+const char* name_of(KvType type) { return type == KvType::BF16 ? "bf16" : type == KvType::F32 ? "f32" : "i8"; }
+
 // One sequence of `context` tokens in randomly placed blocks of poisoned memory, and its float32 queries, keys, values.
 struct Sequence {
   KvType type;
+  Features features;
   int context, group, dim, heads;
   static constexpr int kKvHeads = 2, kHead = 1;  // only kv head 1 is attended to
   std::vector<float> q, k, v;                    // [context][heads or kv heads][dim]
-  std::vector<int32_t> blocks, slots, positions;
+  std::vector<double> keys, values;              // of kv head kHead as they are stored [context][dim]
+  std::vector<float> slopes, sinks;              // [heads]
+  std::vector<int32_t> blocks, visible, slots, positions;
   Guarded<uint8_t> memory;
   KvLayer layer;
   float scale;
 
-  Sequence(KvType type, int context, int group, int dim, uint64_t seed)
+  Sequence(KvType type, Features features, int context, int group, int dim, uint64_t seed)
       : type(type),
+        features(features),
         context(context),
         group(group),
         dim(dim),
@@ -44,6 +59,10 @@ struct Sequence {
         q(size_t(context) * heads * dim),
         k(size_t(context) * kKvHeads * dim),
         v(k.size()),
+        keys(size_t(context) * dim),
+        values(keys.size()),
+        slopes(heads),
+        sinks(heads),
         blocks((context + kBlock - 1) / kBlock),
         slots(context),
         positions(context),
@@ -52,6 +71,11 @@ struct Sequence {
     for (float& x : q) x = random.normal();
     for (float& x : k) x = 1.5f * random.normal();
     for (float& x : v) x = random.normal();
+    for (float& x : slopes) x = 0.02f + 0.2f * float(random.uniform());
+    for (float& x : sinks) x = 3 * random.normal();
+    for (int t = 0; t < context; t++)
+      for (auto [from, to] : {std::pair{&k, &keys}, std::pair{&v, &values}})
+        store(&(*from)[(size_t(t) * kKvHeads + kHead) * dim], 127, &(*to)[size_t(t) * dim]);
     std::vector<int32_t> ids(blocks.size() + 3);
     std::iota(ids.begin(), ids.end(), 0);
     for (size_t i = ids.size(); i > 1; i--) std::swap(ids[i - 1], ids[random.below(int(i))]);
@@ -60,7 +84,17 @@ struct Sequence {
     layer = {type, memory.data(), int64_t(ids.size() * block_bytes()), int64_t(block_bytes()), kKvHeads, dim};
     scale = 1.44269504f / std::sqrt(float(dim));
   }
-  size_t block_bytes() const { return size_t(type == KvType::BF16 ? 64 : 128) * dim; }
+  size_t block_bytes() const { return kv_block_bytes(type, dim); }
+
+  // A head as it is stored; in fixed point of `steps` steps each way where the cache is int8.
+  void store(const float* x, float steps, double* to) const {
+    float most = 0;
+    for (int d = 0; d < dim; d++) most = std::max(most, std::abs(x[d]));
+    for (int d = 0; d < dim; d++)
+      to[d] = type == KvType::F32    ? x[d]
+              : type == KvType::BF16 ? bf16(x[d])
+                                     : double(most / steps) * std::nearbyint(x[d] * (steps / most));
+  }
 
   void write(const Kernels& kernels, int begin, int end) {  // as a step of the tokens [begin, end)
     const int64_t ld = kKvHeads * dim;
@@ -69,55 +103,79 @@ struct Sequence {
     kernels.kv_write[int(type)](args, 0, end - begin, 0, kKvHeads);
   }
 
-  AttnItem item(int begin, int end, int first) const {  // step rows start at token `first`
-    return {begin - first, end - begin,   begin,  kHead, 0, (end + kKvSplit - 1) / kKvSplit,
-            blocks.data(), blocks.data(), nullptr};
+  int from(int token) const { return features.window ? std::max(0, token + 1 - features.window) : 0; }
+
+  // Step rows start at token `first`. Valid until the next call.
+  AttnItem item(int begin, int end, int first) {
+    visible = blocks;
+    std::fill_n(visible.begin(), from(begin) / kBlock, kNoBlock);
+    const int split0 = from(begin) / kKvSplit, split1 = (end + kKvSplit - 1) / kKvSplit;
+    return {begin - first, end - begin, begin, kHead, split0, split1, &visible[0], blocks.data(), 1, nullptr};
   }
   AttnArgs args(int first, float* out, const Activation* act) const {
     const int64_t ld = heads * dim;
-    return {layer, q.data() + first * ld, ld, heads, scale, out, ld, act};
+    AttnArgs a{};
+    a.kv = layer, a.q = q.data() + first * ld, a.ldq = ld, a.heads = heads, a.scale_log2e = scale;
+    a.out = out, a.ld_out = ld, a.act = act;
+    a.window = features.window;
+    a.softcap_log2e = features.softcap * 1.44269504f;
+    a.slopes_log2e = features.slopes ? slopes.data() : nullptr;
+    a.sinks = features.sinks ? sinks.data() : nullptr;
+    return a;
   }
 
   // Row (token, query head of the group) in float64 from what the cache holds, and the error that rounding allows.
   void expected(int token, int g, std::vector<double>& y, std::vector<double>& tolerance) const {
-    auto stored = [&](float x) { return type == KvType::BF16 ? bf16(x) : x; };
-    std::vector<double> p(token + 1);
-    const float* query = &q[(size_t(token) * heads + kHead * group + g) * dim];
-    double top = -INFINITY, sum = 0, worst = 0;
-    for (int t = 0; t <= token; t++) {
+    const int head = kHead * group + g, begin = from(token), n = token + 1 - begin;
+    std::vector<double> p(n), query(dim);
+    std::vector<float> scaled(dim);
+    for (int d = 0; d < dim; d++) scaled[d] = q[(size_t(token) * heads + head) * dim + d] * scale;
+    store(scaled.data(), 32767, query.data());
+    const double cap = double(features.softcap) * 1.44269504f;
+    double top = -INFINITY, worst = 0;
+    for (int i = 0; i < n; i++) {
+      const double* key = &keys[size_t(begin + i) * dim];
       double s = 0, qq = 0, kk = 0;
-      for (int d = 0; d < dim; d++) {
-        const double a = stored(query[d] * scale), b = stored(k[(size_t(t) * kKvHeads + kHead) * dim + d]);
-        s += a * b, qq += a * a, kk += b * b;
-      }
-      p[t] = s;
+      for (int d = 0; d < dim; d++) s += query[d] * key[d], qq += query[d] * query[d], kk += key[d] * key[d];
+      double error = 4 * kUnit * std::sqrt(dim * qq * kk);
+      if (cap > 0) s = cap * std::tanh(s / cap), error += 8 * kUnit * std::abs(s);
+      if (features.slopes) s += double(slopes[head]) * (begin + i - token), error += 2 * kUnit * std::abs(s);
+      p[i] = s;
       top = std::max(top, s);
-      worst = std::max(worst, 4 * kUnit * std::sqrt(dim * qq * kk));
+      worst = std::max(worst, error);
     }
+    const double sink = features.sinks ? double(sinks[head]) * 1.44269504f : -INFINITY;
+    double sum = std::exp2(sink - top);
     for (double& s : p) sum += s = std::exp2(s - top);
     // A probability: two scores and their difference, 4 units of exp2, and its rounding. The sums: 4 sqrt(n) units.
     const double relative = std::log(2) * (2 * worst + 2 * kUnit * 64) + 8 * kUnit +
-                            (type == KvType::BF16 ? kBf16Unit : 0) + 8 * kUnit * std::sqrt(token + 1.0);
+                            (type == KvType::BF16 ? kBf16Unit : 0) + 8 * kUnit * std::sqrt(double(n));
+    double heaviest = 0;  // int8: what a probability weighs is rounded to half a step of the greatest weight
+    for (int i = 0; i < n; i++)
+      for (int d = 0; d < dim; d++) heaviest = std::max(heaviest, p[i] * std::abs(values[size_t(begin + i) * dim + d]));
+    const double steps = type == KvType::I8 ? 4 * std::sqrt(double(n)) * heaviest / 2 / 32767 : 0;
     for (int d = 0; d < dim; d++) {
       double a = 0, b = 0;
-      for (int t = 0; t <= token; t++) {
-        const double x = p[t] * stored(v[(size_t(t) * kKvHeads + kHead) * dim + d]);
+      for (int i = 0; i < n; i++) {
+        const double x = p[i] * values[size_t(begin + i) * dim + d];
         a += x, b += std::abs(x);
       }
       y[d] = a / sum;
-      tolerance[d] = relative * b / sum;
+      tolerance[d] = (relative * b + steps) / sum;
     }
   }
 };
 
-void test_sequence(const Kernels& kernels, KvType type, int context, int group, int dim, uint64_t seed) {
-  Sequence s(type, context, group, dim, seed);
+void test_sequence(const Kernels& kernels, KvType type, Features f, int context, int group, int dim, uint64_t seed) {
+  Sequence s(type, f, context, group, dim, seed);
   Random random(seed + 1);
   const int first = std::max(0, context - 21), rows = context - first;  // the last 21 tokens are the step
   const size_t row_floats = size_t(s.heads) * dim, floats = rows * row_floats;
   if (first) s.write(kernels, 0, first);
   s.write(kernels, first, context);
-  const char* what = type == KvType::BF16 ? "bf16" : "f32";
+  char what[99];
+  snprintf(what, sizeof what, "%s window %d cap %g%s%s", name_of(type), f.window, double(f.softcap),
+           f.slopes ? " slopes" : "", f.sinks ? " sinks" : "");
 
   Guarded<float> whole(floats);
   memset(whole.data(), 0, floats * 4);
@@ -160,12 +218,12 @@ void test_sequence(const Kernels& kernels, KvType type, int context, int group, 
   Guarded<float> merged(floats);
   memset(merged.data(), 0, floats * 4);
   AttnItem item = s.item(first, context, first);
-  const int splits = item.split1;
+  const int splits = item.split1 - item.split0;
   Guarded<float> partial(size_t(splits) * rows * group * (dim + 2));
   const AttnArgs to_merged = s.args(first, merged.data(), nullptr);
   for (int split = splits; split-- > 0;) {  // the order of items is free
     AttnItem part = item;
-    part.split0 = split, part.split1 = split + 1;
+    part.split0 += split, part.split1 = part.split0 + 1;
     part.partial = partial.data() + size_t(split) * rows * group * (dim + 2);
     kernels.attention[int(type)](to_merged, part);
   }
@@ -191,9 +249,18 @@ void test_sequence(const Kernels& kernels, KvType type, int context, int group, 
 }  // namespace
 
 int main(int argc, char** argv) {
+  const Features features[] = {{.window = 1},
+                               {.window = 7, .sinks = true},
+                               {.softcap = 3},
+                               {.slopes = true},
+                               {.window = 40},
+                               {.window = 16, .slopes = true},
+                               {.sinks = true},
+                               {.window = 130, .softcap = 5},
+                               {.window = 600, .sinks = true}};
   for (const Kernels* kernels : check::levels(argc, argv)) {
     std::printf("level %s\n", kernels->name);
-    for (KvType type : {KvType::BF16, KvType::F32}) {
+    for (KvType type : {KvType::BF16, KvType::F32, KvType::I8}) {
       uint64_t seed = 1;
       for (int dim : {16, 32, 64, 80, 96, 128, 256})
         for (int context : {1, 15, 16, 17, 127, 129, 511, 513, 1100}) {
@@ -202,10 +269,15 @@ int main(int argc, char** argv) {
               ((dim != 16 && dim != 80) || context == 15 || context == 16 || context == 511 || context > 513))
             continue;
           const int groups[] = {1, 3, 4, 8, 2, 5, 7, 16};
-          test_sequence(*kernels, type, context, groups[seed % 8], dim, seed);
+          test_sequence(*kernels, type, {}, context, groups[seed % 8], dim, seed);
+          test_sequence(*kernels, type, features[seed % 9], context, groups[seed % 8], dim, seed);
           seed += seed % 9 == 0 ? 2 : 1;
         }
-      std::printf("attention %s kv_write attention_merge\n", type == KvType::BF16 ? "bf16" : "f32");
+      // Each feature over several tiles and splits, rows that start in different tiles.
+      for (const Features& f : features)
+        for (int context : {149, 533, 1040})
+          if (!check::quick || context == 533) test_sequence(*kernels, type, f, context, 3, 32, seed++);
+      std::printf("attention %s kv_write attention_merge\n", name_of(type));
     }
   }
   return check::finish();

@@ -15,15 +15,11 @@ from octavo.backends.base import F32, SMALL_T, Limits, StepBatch, StepHandle, St
 from octavo.backends.cpu_lower import Lowered, lower
 from octavo.backends.fingerprint import fingerprint
 from octavo.graph.fuse import fuse
-from octavo.graph.ir import Dim, DType, Graph, KvGroup, Value, WeightPart
+from octavo.graph.ir import Dim, DType, Graph, Value, WeightPart
 from octavo.graph.plan import align, plan
 from octavo.graph.verify import verify
 from octavo.weights.formats import dequantise, to_native
 from octavo.weights.spec import Checkpoint, CheckpointError
-
-BLOCK_BYTES = {DType.BF16: 64, DType.F32: 128}
-"""Per head dimension: 16 tokens, keys and values (native/kernels.h)."""
-
 
 VALUES_AT_ONCE = 2**22
 """Of a matrix that is packed: decoding Q6_K takes 17 bytes a value, 71 MB for so many."""
@@ -132,7 +128,7 @@ class CpuBackend:
         return _weight_layout(graph).num_bytes
 
     def block_bytes(self, graph: Graph) -> list[int]:
-        return [len(g.layers) * g.kv_heads * _head_block_bytes(g) for g in graph.groups]
+        return [len(g.layers) * g.kv_heads * _native.kv_block_bytes(g.dtype.value, g.head_dim) for g in graph.groups]
 
     def make_state(self, graph: Graph, num_blocks: Sequence[int]) -> CpuState:
         arenas, views = [], []
@@ -202,10 +198,6 @@ class CpuProgram:
             invalid=np.zeros(rows, np.bool_),
         )
         return result, self._program.run(batch, *result, timed=timed)
-
-
-def _head_block_bytes(group: KvGroup) -> int:
-    return BLOCK_BYTES[group.dtype] * group.head_dim
 
 
 class _WeightLayout(NamedTuple):

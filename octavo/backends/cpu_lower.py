@@ -168,8 +168,12 @@ def _rope_kv_write(low: _Lowering, native: _native.Node, node: Node, a: ops.Rope
 
 
 def _attention(low: _Lowering, native: _native.Node, node: Node, a: ops.Attention) -> None:
-    native.a, native.out = low.operand(node.ins[0]), low.operand(node.outs[0])
-    native.heads, native.scale = a.heads, a.scale
+    q, _, *sinks = node.ins
+    native.a, native.out = low.operand(q), low.operand(node.outs[0])
+    native.heads, native.scale, native.window = a.heads, a.scale, a.window or 0
+    native.softcap, native.slopes = a.softcap, list(a.slopes)
+    if sinks:
+        native.vector = low.vector(sinks[0])
     low.put_group(native, node, a.group, a.head_dim)
 
 

@@ -37,8 +37,8 @@ class State(Protocol):
 
     def write(self, group: int, layer: int, batch: StepBatch, k: F32, v: F32) -> None: ...
 
-    def read(self, group: int, layer: int, batch: StepBatch, sequence: int) -> tuple[F32, F32]:
-        """All of the sequence's tokens, those of this step included."""
+    def read(self, group: int, layer: int, batch: StepBatch, sequence: int, first: int) -> tuple[F32, F32]:
+        """The sequence's tokens from position `first` on, those of this step included."""
         ...
 
 
@@ -65,10 +65,12 @@ class PagedState:
         self.k[group][layer, blocks, slots] = k
         self.v[group][layer, blocks, slots] = v
 
-    def read(self, group: int, layer: int, batch: StepBatch, sequence: int) -> tuple[F32, F32]:
+    def read(self, group: int, layer: int, batch: StepBatch, sequence: int, first: int) -> tuple[F32, F32]:
         n = int(batch.context_lens[sequence])
-        blocks = batch.block_tables[group][sequence, : -(-n // BLOCK_SIZE)]
-        k, v = (a[group][layer, blocks].reshape(-1, *a[group].shape[3:])[:n] for a in (self.k, self.v))
+        skipped = first // BLOCK_SIZE
+        blocks = batch.block_tables[group][sequence, skipped : -(-n // BLOCK_SIZE)]
+        tokens = slice(first - skipped * BLOCK_SIZE, n - skipped * BLOCK_SIZE)
+        k, v = (a[group][layer, blocks].reshape(-1, *a[group].shape[3:])[tokens] for a in (self.k, self.v))
         return k, v
 
 
@@ -81,8 +83,9 @@ class WholeSequence:
     def write(self, group: int, layer: int, batch: StepBatch, k: F32, v: F32) -> None:
         self._kv[group, layer] = (k, v)
 
-    def read(self, group: int, layer: int, batch: StepBatch, sequence: int) -> tuple[F32, F32]:
-        return self._kv[group, layer]
+    def read(self, group: int, layer: int, batch: StepBatch, sequence: int, first: int) -> tuple[F32, F32]:
+        k, v = self._kv[group, layer]
+        return k[first:], v[first:]
 
 
 # ---- the interpreter
@@ -165,20 +168,25 @@ def _group(run: Interpreter, node: Node, index: int) -> tuple[KvGroup, int]:
 def _kv_write(run: Interpreter, node: Node, a: ops.KvWrite) -> None:
     group, layer = _group(run, node, a.group)
     k, v = (run.get(x).reshape(-1, a.kv_heads, a.head_dim) for x in node.ins[:2])
-    if group.dtype is DType.BF16:
-        k, v = meaning.round_bf16(k), meaning.round_bf16(v)
-    run.state.write(a.group, layer, run.batch, k, v)
+    run.state.write(a.group, layer, run.batch, meaning.round_kv(k, group.dtype), meaning.round_kv(v, group.dtype))
 
 
 def _attention(run: Interpreter, node: Node, a: ops.Attention) -> F32:
     group, layer = _group(run, node, a.group)
     q = run.get(node.ins[0]).reshape(-1, a.heads, a.head_dim)
+    sinks = run.get(node.ins[2]) if len(node.ins) > 2 else None
     y = np.empty_like(q)
-    for s, (first, last) in enumerate(zip(run.batch.seq_starts[:-1], run.batch.seq_starts[1:], strict=True)):
-        k, v = run.state.read(a.group, layer, run.batch, s)
-        start = int(run.batch.context_lens[s] - (last - first))
-        y[first:last] = meaning.attention(q[first:last], k, v, start, a.scale, group.dtype)
+    for s, (row0, row1) in enumerate(zip(run.batch.seq_starts[:-1], run.batch.seq_starts[1:], strict=True)):
+        start = int(run.batch.context_lens[s] - (row1 - row0))
+        first = first_seen(a, start)
+        k, v = run.state.read(a.group, layer, run.batch, s, first)
+        y[row0:row1] = meaning.attention(q[row0:row1], k, v, first, start, a, group.dtype, sinks)
     return y.reshape(len(q), -1)
+
+
+def first_seen(a: ops.Attention, position: int) -> int:
+    """The first position that a token sees."""
+    return max(0, position + 1 - a.window) if a.window else 0
 
 
 def _act_mul(run: Interpreter, node: Node, a: ops.ActMul) -> F32:

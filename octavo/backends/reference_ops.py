@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.graph import ops
 from octavo.graph.ir import DType
 from octavo.weights.formats import bf16_to_f32, f32_to_bf16
 
@@ -94,26 +95,54 @@ def rope(x: F32, positions: Array, head_dim: int, inv_freq: tuple[float, ...], n
     return y.reshape(x.shape)
 
 
-def attention(q: F32, k: F32, v: F32, start: int, scale: float, dtype: DType) -> F32:
-    """Tokens at positions start.. of one sequence: q[n, heads, D] over k, v [start + n, kv_heads, D] -> [n, heads, D].
+def fixed_point(x: F32, steps: int) -> F32:
+    """x[..., D] rounded to a multiple of max|x| / steps of its row, ties to even, in float32 as the kernels.
 
-    k and v are already rounded to the KV type `dtype`. Probabilities are rounded to it relative to the greatest score
-    of the row; kernels may round them relative to the greatest so far. Their sum is of the unrounded ones.
+    Rows with a NaN or infinity become NaN; steps is 127 (int8) or 32767 (int16).
     """
-    n, heads = q.shape[:2]
-    context, kv_heads = k.shape[:2]
-    group = heads // kv_heads
-    scaled = q * np.float32(scale * LOG2_E)
-    scaled = round_bf16(scaled) if dtype is DType.BF16 else scaled
-    visible = np.arange(context) <= start + np.arange(n)[:, None]
+    most = np.abs(x).max(axis=-1, keepdims=True)
+    finite = np.isfinite(most)
+    step = np.where(finite, most / np.float32(steps), np.float32(np.nan))
+    inverse = np.divide(np.float32(steps), most, out=np.zeros_like(most), where=finite & (most >= 2.0**-100))
+    return np.asarray(np.rint(np.where(finite, x, np.float32(0)) * inverse) * step, np.float32)
+
+
+def round_kv(x: F32, dtype: DType) -> F32:
+    """Keys or values [n, kv_heads, D] as a cache of type `dtype` holds them, decoded."""
+    return round_bf16(x) if dtype is DType.BF16 else fixed_point(x, 127) if dtype is DType.I8 else x
+
+
+def attention(
+    q: F32, k: F32, v: F32, first: int, start: int, a: ops.Attention, dtype: DType, sinks: F32 | None = None
+) -> F32:
+    """Tokens at positions start.. of one sequence: q[n, heads, D] -> [n, heads, D].
+
+    k, v [m, kv_heads, D] are those of the positions first .. start + n, already rounded to the KV type `dtype`.
+    Probabilities are rounded to bf16 relative to the greatest score of the row; kernels may round them relative to the
+    greatest so far, and where the cache is int8, to 16 bits. Their sum is of the unrounded ones. sinks [1, heads].
+    """
+    n = len(q)
+    group = a.heads // a.kv_heads
+    scaled = q * np.float32(a.scale * LOG2_E)
+    scaled = round_bf16(scaled) if dtype is DType.BF16 else fixed_point(scaled, 32767) if dtype is DType.I8 else scaled
+    distance = (first + np.arange(len(k))) - (start + np.arange(n)[:, None])  # key - query
+    visible = (distance <= 0) & (distance > -(a.window or start + n))
     y = np.empty_like(q)
-    for head in range(heads):
+    for head in range(a.heads):
         keys, values = k[:, head // group].astype(np.float64), v[:, head // group].astype(np.float64)
-        scores = np.where(visible, scaled[:, head].astype(np.float64) @ keys.T, -np.inf)
-        p = np.exp2(scores - scores.max(axis=1, keepdims=True)).astype(np.float32)
+        scores = scaled[:, head].astype(np.float64) @ keys.T  # in units of log2(e), as all that follows
+        if a.softcap:
+            scores = a.softcap * LOG2_E * np.tanh(scores / (a.softcap * LOG2_E))
+        if a.slopes:
+            scores = scores + a.slopes[head] * LOG2_E * distance
+        scores = np.where(visible, scores, -np.inf)
+        top = scores.max(axis=1, keepdims=True)
+        p = np.exp2(scores - top).astype(np.float32)
         total = p.sum(axis=1, keepdims=True, dtype=np.float64)
+        if sinks is not None:
+            total += np.exp2(np.float64(sinks[0, head]) * LOG2_E - top)
         p = round_bf16(p) if dtype is DType.BF16 else p
-        y[:, head] = (p.astype(np.float64) @ values / total).astype(np.float32)
+        y[:, head] = (np.where(visible, p, 0).astype(np.float64) @ values / total).astype(np.float32)
     return y
 
 

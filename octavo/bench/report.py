@@ -23,7 +23,13 @@ def result(name: str, workload: str, unit: str, runs: list[float], **details: An
 
 
 def machine(config: EngineConfig, isa: str, threads: int) -> dict[str, Any]:
-    return {"cpu": _cpu_name(), "isa": isa, "threads": threads, "activations": config.activations}
+    return {
+        "cpu": _cpu_name(),
+        "isa": isa,
+        "threads": threads,
+        "activations": config.activations,
+        "kv_dtype": config.kv_dtype,
+    }
 
 
 def as_table(model: str, results: list[Result]) -> None:

@@ -13,7 +13,7 @@ from octavo.cli.options import with_config
 from octavo.config import EngineConfig
 
 
-@with_config(EngineConfig, only=("activations", "max_num_seqs", "fuse", "reuse"))
+@with_config(EngineConfig, only=("activations", "kv_dtype", "max_num_seqs", "fuse", "reuse"))
 def show(
     config: EngineConfig,
     all_layers: Annotated[bool, typer.Option("--all", help="Print every layer, also where layers are alike.")] = False,
@@ -32,14 +32,14 @@ def show(
     from octavo.weights.formats import packed_bytes
 
     config, _ = resolve(config)
-    graph = build_graph(open_checkpoint(Path(config.model)), config.activations)
+    graph = build_graph(open_checkpoint(Path(config.model)), config.activations, config.kv_dtype)
     if config.fuse:
         graph = verify(fuse(graph, FUSED))
     rows = min(tokens, config.max_num_seqs)
     print(render(graph, plan(graph, tokens, rows, config.reuse), packed_bytes, all_layers), end="")
 
 
-@with_config(EngineConfig, only=("isa", "num_threads", "activations"))
+@with_config(EngineConfig, only=("isa", "num_threads", "activations", "kv_dtype"))
 def diff(config: EngineConfig) -> None:
     """Compare the native kernels with the reference on a model.
 
@@ -53,7 +53,7 @@ def diff(config: EngineConfig) -> None:
 
     config, name = resolve(config)
     checkpoint = open_checkpoint(Path(config.model))
-    graph = build_graph(checkpoint, config.activations)
+    graph = build_graph(checkpoint, config.activations, config.kv_dtype)
     backend = CpuBackend(isa=config.isa, num_threads=config.num_threads, fuse=False, reuse=False)
     worst: dict[str, tuple[int, float]] = {}
 

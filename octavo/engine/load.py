@@ -93,7 +93,7 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         checkpoint = open_checkpoint(Path(config.model))
         files = weight_files(checkpoint) if config.disk_cache is not None else []  # those that are packed below
     with phase("graph"):
-        graph = build_graph(checkpoint, config.activations)
+        graph = build_graph(checkpoint, config.activations, config.kv_dtype)
         notices, max_model_len = _max_model_len(config, graph)
     with phase("pack"):
         check_weights(backend.weight_bytes(graph), free_memory())

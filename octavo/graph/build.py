@@ -91,13 +91,25 @@ class Builder:
         attrs = ops.Rope(head_dim, inv_freq)
         return self._out(attrs, (x, self.input("positions", T)), x.rows, x.cols, name)
 
-    def attention(self, q: Value, k: Value, v: Value, group: int, scale: float) -> Value:
-        """Writes k and v to this layer's cache and attends over it."""
+    def attention(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        group: int,
+        scale: float,
+        softcap: float = 0.0,
+        slopes: tuple[float, ...] = (),
+        sinks: str | None = None,
+    ) -> Value:
+        """Writes k and v to this layer's cache and attends over it, within the window of its group."""
         g = self.graph.groups[group]
         state = Value(f"{self.layer}.kv", Dim(1), 2 * g.kv_heads * g.head_dim, Kind.STATE, g.dtype)
         self._node(ops.KvWrite(group, g.kv_heads, g.head_dim), (k, v, state), ())
-        attrs = ops.Attention(group, q.cols // g.head_dim, g.kv_heads, g.head_dim, scale)
-        return self._out(attrs, (q, state), q.rows, q.cols, "attention")
+        heads = q.cols // g.head_dim
+        attrs = ops.Attention(group, heads, g.kv_heads, g.head_dim, scale, g.window, softcap, slopes)
+        sink = (self.vector({sinks: heads}),) if sinks else ()
+        return self._out(attrs, (q, state, *sink), q.rows, q.cols, "attention")
 
     def act_mul(self, gate: Value, up: Value, act: str) -> Value:
         return self._out(ops.ActMul(act), (gate, up), gate.rows, gate.cols, "act_mul")

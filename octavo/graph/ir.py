@@ -41,11 +41,15 @@ class Kind(enum.Enum):
 
 
 class DType(enum.Enum):
-    """Element type of a value. A8: int8 in groups of 32 columns, each with its own float32 scale (KERNELS 2.3)."""
+    """Element type of a value. A8: int8 in groups of 32 columns, each with its own float32 scale (KERNELS 2.3).
+
+    I8, of KV caches alone: int8 with one float32 scale per token and head, for keys and values apart.
+    """
 
     F32 = "f32"
     BF16 = "bf16"
     A8 = "a8"
+    I8 = "i8"
     I32 = "i32"
 
 
@@ -114,7 +118,8 @@ class KvGroup:
     layers: tuple[int, ...]  # graph layers, in order: index here = layer inside the group's arena
     kv_heads: int
     head_dim: int
-    dtype: DType  # BF16 or F32
+    dtype: DType  # BF16, F32 or I8
+    window: int | None = None  # tokens that a query sees, itself included: older blocks are not kept. None: all
 
 
 @dataclass(eq=False)

@@ -71,7 +71,10 @@ class Rope(Attrs):
 
 @dataclass(frozen=True)
 class KvWrite(Attrs):
-    """(k[T,kv_heads*D], v[T,kv_heads*D], state) -> (): rounds to the KV type and writes each token to its slot."""
+    """(k[T,kv_heads*D], v[T,kv_heads*D], state) -> (): rounds to the KV type and writes each token to its slot.
+
+    int8: per token and head, scale = max|x| / 127 and q = x / scale to the nearest even.
+    """
 
     op = "kv_write"
     group: int
@@ -81,10 +84,15 @@ class KvWrite(Attrs):
 
 @dataclass(frozen=True)
 class Attention(Attrs):
-    """(q[T,heads*D], state) -> y f32[T,heads*D]: causal softmax(scale q k^T) v over the pages of the sequence.
+    """(q[T,heads*D], state) or (q, state, sinks[1,heads]) -> y f32[T,heads*D]: causal softmax(scale q k^T) v.
 
+    Over the pages of the sequence; a token sees the last `window` tokens, itself included (None: all).
+    softcap c > 0: a score s becomes c tanh(s / c) (Gemma 2, Team Gemma 2024). slopes, one per head: a score gets
+    slope * (position of the key - of the query) (ALiBi, Press et al. 2022). sinks: exp(sink of the head) is added to
+    the sum of the softmax (gpt-oss, OpenAI 2025; Xiao et al. 2024).
     Reads only values already rounded to the KV type, those of its own chunk included. q * scale * log2(e) is rounded
-    to the KV type, probabilities too. Splits of 512 tokens by absolute position are merged in position order (P1).
+    to the KV type, probabilities too; where that is int8, both to 16 bits. Splits of 512 tokens by absolute position
+    are merged in position order, sinks last (P1).
     """
 
     op = "attention"
@@ -93,6 +101,9 @@ class Attention(Attrs):
     kv_heads: int
     head_dim: int
     scale: float
+    window: int | None = None
+    softcap: float = 0.0
+    slopes: tuple[float, ...] = ()
 
 
 ACTS = ("silu",)

@@ -51,6 +51,8 @@ def value_bytes(value: Value, sizes: dict[str, int]) -> int:
             return align(rows * (padded + 32 * (padded % 1024 == 0)) * 2) + align(rows * padded // 32 * 4)
         case DType.A8:
             return align(rows * padded) + 3 * align(rows * padded // 32 * 4)
+        case DType.I8:
+            raise GraphError(f"%{value.name}: {value.dtype.value} is a type of the KV cache alone")
 
 
 def plan(graph: Graph, tokens: int, rows: int, reuse: bool = True) -> Plan:

@@ -7,11 +7,19 @@ from collections.abc import Callable
 from itertools import groupby
 
 from octavo.graph import ops
-from octavo.graph.ir import Graph, Kind, Node, Value
+from octavo.graph.ir import DType, Graph, Kind, Node, Value
 from octavo.graph.plan import Plan
 
 PackedBytes = Callable[[str, int, int], int]
 """(packed format, rows, cols) -> bytes: `weights.formats.packed_bytes`."""
+
+
+_KV_BYTES: dict[DType, Callable[[int], int]] = {
+    DType.F32: lambda d: 4 * d,
+    DType.BF16: lambda d: 2 * d,
+    DType.I8: lambda d: d + 4,
+}
+"""Of one head's key or value of d dimensions."""
 
 
 def render(graph: Graph, plan: Plan, packed_bytes: PackedBytes, all_layers: bool = False) -> str:
@@ -25,10 +33,11 @@ def render(graph: Graph, plan: Plan, packed_bytes: PackedBytes, all_layers: bool
 def _header(graph: Graph, plan: Plan, packed_bytes: PackedBytes) -> list[str]:
     lines = [f"{graph.name}: vocabulary {graph.vocab_size:,}, made for {graph.max_positions:,} positions"]
     for g in graph.groups:
-        per_token = len(g.layers) * g.kv_heads * g.head_dim * 2 * (2 if g.dtype.value == "bf16" else 4)
+        per_token = len(g.layers) * g.kv_heads * 2 * _KV_BYTES[g.dtype](g.head_dim)
+        window = f", window {g.window:,} tokens" if g.window else ""
         lines.append(
             f"KV group {g.name}: layers {len(g.layers)}, heads {g.kv_heads}, head size {g.head_dim}, {g.dtype.value}, "
-            f"{per_token:,} bytes per token"
+            f"{per_token:,} bytes per token{window}"
         )
     formats: dict[str, list[int]] = {}
     for value in graph.weights():
@@ -95,6 +104,8 @@ def _attrs(attrs: ops.Attrs) -> str:
     for key, value in vars(attrs).items():
         if isinstance(value, ops.Attrs):
             items.append(_attrs(value).strip(" {}"))
+        elif value is None or value == ():
+            continue
         elif isinstance(value, tuple):
             items.append(f"{key}={len(value)} from {value[0]:g} to {value[-1]:.3g}")
         else:

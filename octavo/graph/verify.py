@@ -21,6 +21,9 @@ def verify(graph: Graph) -> Graph:
     layers = [layer for group in graph.groups for layer in group.layers]
     if len(layers) != len(set(layers)):
         raise GraphError(f"{graph.name}: a layer is in two KV groups")
+    for group in graph.groups:
+        if group.window is not None and group.window < 1:
+            raise GraphError(f"{graph.name}: KV group {group.name} has a window of {group.window} tokens")
     defined: set[int] = set()
     written: set[int] = set()  # states
     for node in graph.nodes:
@@ -193,9 +196,14 @@ def _rope_kv_write(graph: Graph, node: Node, a: ops.RopeKvWrite) -> str | None:
 
 
 def _attend(graph: Graph, node: Node, a: ops.Attention) -> list[tuple[bool, str]]:
-    (q, state), (y,) = node.ins, node.outs
+    (q, state, *sinks), (y,) = node.ins, node.outs
     shapes = _same(q, y) and q.rows == T and q.cols == a.heads * a.head_dim and a.heads % a.kv_heads == 0
-    return [(shapes, "shapes disagree"), _f32(q), *_state(graph, node, a, state)]
+    per_head = len(sinks) <= 1 and all((x.rows, x.cols) == (Dim(1), a.heads) for x in sinks)
+    state_checks = _state(graph, node, a, state)
+    window = not all(ok for ok, _ in state_checks) or a.window == graph.groups[a.group].window
+    return [(shapes, "shapes disagree"), _f32(q), *state_checks, (window, "the window is not its KV group's"),
+            (per_head and len(a.slopes) in (0, a.heads), "sinks and slopes are one per head"),
+            (a.softcap >= 0, "softcap is negative")]  # fmt: skip
 
 
 def _attention(graph: Graph, node: Node, a: ops.Attention) -> str | None:

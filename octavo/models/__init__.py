@@ -6,17 +6,19 @@ from octavo.graph.build import Builder
 from octavo.graph.ir import DType, Graph
 from octavo.graph.rounding import round_inputs
 from octavo.graph.verify import GraphError, verify
-from octavo.models import llama, parts
+from octavo.models import llama, mistral, parts
 from octavo.weights.spec import Checkpoint, CheckpointError, act_of, packed_format
 
 ARCHITECTURES = {
     "LlamaForCausalLM": llama.build,
+    "MinistralForCausalLM": mistral.build,
+    "MistralForCausalLM": mistral.build,
 }
 """Name in config.json's `architectures` -> function that fills a Builder."""
 
 
-def build_graph(checkpoint: Checkpoint, activations: str = "auto") -> Graph:
-    """The verified graph of a checkpoint, the inputs of its linears rounded as `activations` (config.py) asks.
+def build_graph(checkpoint: Checkpoint, activations: str = "auto", kv_dtype: str = "auto") -> Graph:
+    """The verified graph of a checkpoint: inputs of linears and KV cache rounded as these options (config.py) ask.
 
     Raises CheckpointError: unknown architecture, a config key that is missing or not served, a tensor that is missing,
     that nothing would read, or whose shape disagrees with the config.
@@ -36,7 +38,8 @@ def build_graph(checkpoint: Checkpoint, activations: str = "auto") -> Graph:
             parts.count(config, key, checkpoint.path) for key in ("vocab_size", "max_position_embeddings")
         )
         builder = Builder(names[0], vocab_size, max_positions, source)
-        build(builder, config, checkpoint, DType.F32 if activations == "f32" else DType.BF16)
+        auto = DType.F32 if activations == "f32" else DType.BF16
+        build(builder, config, checkpoint, DType.I8 if kv_dtype == "int8" else auto)
         _refuse_unread(builder.graph, checkpoint)
         graph = round_inputs(verify(builder.graph), lambda packed: DType(act_of(packed, activations)))
         return verify(graph)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.graph.build import Builder
-from octavo.graph.ir import DType, KvGroup, Value
+from octavo.graph.ir import DType, Value
 from octavo.models import parts
 from octavo.weights.spec import Checkpoint
 
@@ -14,7 +14,7 @@ def build(b: Builder, config: dict[str, Any], checkpoint: Checkpoint, kv_dtype: 
     parts.refuse_unknown(config, checkpoint.path)
     c = parts.read(config, checkpoint.path)
     checkpoint.info(f"model.layers.{c.layers - 1}.input_layernorm.weight")  # before billions of layers are built
-    group = b.kv_group(KvGroup("full", tuple(range(c.layers)), c.kv_heads, c.head_dim, kv_dtype))
+    (group,) = parts.kv_groups(b, c, kv_dtype)
     embedding = b.matrix({"model.embed_tokens.weight": c.vocab}, c.hidden)
     x = b.embed(embedding)
     for b.layer in range(c.layers):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from octavo.graph.build import Builder
-from octavo.graph.ir import Value
+from octavo.graph.ir import DType, KvGroup, Value
 from octavo.graph.ops import ACTS
 from octavo.weights.spec import CheckpointError
 
@@ -54,13 +54,13 @@ class Shape(NamedTuple):
     inv_freq: tuple[float, ...]  # radians per position, head_dim / 2 of them
 
 
-def refuse_unknown(config: dict[str, Any], path: str) -> None:
-    """Raise CheckpointError where a key has a value that would change results and is not served."""
+def refuse_unknown(config: dict[str, Any], path: str, served: Collection[str] = ()) -> None:
+    """Raise CheckpointError where a key has a value that would change results and is neither served nor in `served`."""
     for key, values in _NEUTRAL.items():
-        value = config.get(key)
+        value = None if key in served else config.get(key)
         if value is not None and value not in values:
-            served = f"served: {', '.join(map(str, values))}" if values else "it must be absent"
-            raise CheckpointError(f"{path}: config has {key} = {value!r}, which is not supported ({served})")
+            hint = f"served: {', '.join(map(str, values))}" if values else "it must be absent"
+            raise CheckpointError(f"{path}: config has {key} = {value!r}, which is not supported ({hint})")
 
 
 def count(config: Mapping[str, Any], key: str, path: str, default: int | None = None) -> int:
@@ -116,6 +116,43 @@ def read(config: dict[str, Any], path: str) -> Shape:
         tied=flag(config, "tie_word_embeddings", path),
         inv_freq=rope_frequencies(config, head_dim, path),
     )
+
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def windows(config: dict[str, Any], layers: int, path: str) -> list[int | None]:
+    """Tokens that a query of each layer sees, itself included: `sliding_window` where `layer_types` says so.
+
+    None: all. Without `layer_types` every layer has the window, where there is one. Raises CheckpointError.
+    """
+    window = None if config.get("sliding_window") is None else count(config, "sliding_window", path)
+    types = config.get("layer_types")
+    if types is None:
+        return [window] * layers
+    if not isinstance(types, list) or len(types) != layers:
+        raise CheckpointError(
+            f"{path}: config has layer_types = {types!r:.100}, expected one for each of {layers} layers"
+        )
+    for kind in types:
+        if kind not in (_FULL, _SLIDING):
+            raise CheckpointError(f"{path}: layer type {kind!r} is not supported; supported: {_FULL}, {_SLIDING}")
+    if window is None and _SLIDING in types:
+        raise CheckpointError(f"{path}: config has layers of type {_SLIDING} and no sliding_window")
+    return [window if kind == _SLIDING else None for kind in types]
+
+
+def kv_groups(b: Builder, c: Shape, kv_dtype: DType, windows: Sequence[int | None] = (None,)) -> list[int]:
+    """One KV group per size of window, in order of first use: its index for each entry of `windows`.
+
+    `windows` has one entry per layer, or a single one for all of them.
+    """
+    groups = {}
+    for window in dict.fromkeys(windows):
+        name = "full" if window is None else f"window{window}"
+        layers = tuple(i for i in range(c.layers) if windows[i % len(windows)] == window)
+        groups[window] = b.kv_group(KvGroup(name, layers, c.kv_heads, c.head_dim, kv_dtype, window))
+    return [groups[window] for window in windows]
 
 
 def rope_frequencies(config: dict[str, Any], head_dim: int, path: str) -> tuple[float, ...]:
