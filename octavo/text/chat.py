@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from octavo.text.template import ChatTemplate, ChatTemplateError, compile_templa
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.tools import FAMILIES, GENERIC, detect
 from octavo.text.tools.generic import instruct
-from octavo.text.tools.grammar import call_grammar
+from octavo.text.tools.grammar import answer_grammar
 from octavo.text.tools.offer import Offer
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
@@ -44,7 +45,8 @@ class ChatPrompt(NamedTuple):
     text: str
     continues: bool  # the answer goes on in the final message
     reasoning: Reasoning | None  # where its end can be seen and forced
-    structured: Structured | None  # what holds the answer to calls
+    grammar: Callable[[Structured | None], Structured] | None  # of calls, beside what else the text must be
+    guided: bool  # the grammar is needed although the text may be any
     keep: frozenset[int]  # special tokens that `parser` wants to see
     parser: type[MessageParser] | None  # None: all of the answer is content
     form: ReasoningFormat | None
@@ -52,12 +54,10 @@ class ChatPrompt(NamedTuple):
     tools: Mapping[str, Any]  # name -> schema of what may be called
 
     def params(self, given: SamplingParams) -> SamplingParams:
-        """With what the conversation asks of sampling. Raises ParameterError where both want to shape the answer."""
-        if self.structured is not None and given.structured is not None:
-            raise ParameterError(
-                "tool_choice", "tools that must be called, or called strictly, exclude another structure of the answer"
-            )
-        structured = self.structured or given.structured
+        """With what the conversation asks of sampling. Raises ParameterError, naming the field, where it cannot be had."""
+        structured = given.structured
+        if self.grammar is not None and (self.guided or structured is not None):
+            structured = self.grammar(structured)
         wanted = structured is not None or (self.reasoning is not None and self.reasoning.budget is not None)
         if not wanted:
             return given
@@ -99,14 +99,13 @@ class ChatFormat:
             parser = MessageParser
         form = None if family == "harmony" else self.reasoning
         opened, closed = self._state(form, text, messages, options)
-        structured = None
-        if options.offer.guided:
-            structured = Structured("lark", call_grammar(shape, options.offer, self.tokenizer), field="tools")
+        calls = options.offer.mode != "none" or shape.thought is not None
         return ChatPrompt(
             text,
             options.continue_final_message,
             self._reasoning_tokens(form, opened, closed, options.thinking_budget),
-            structured,
+            functools.partial(answer_grammar, shape, options.offer, self.tokenizer) if calls else None,
+            options.offer.guided,
             self._visible((*parser.markers, *(form.markers if form is not None else ()))),
             None if parser is MessageParser and form is None else parser,
             form,

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from octavo.request import ParameterError
+from octavo.request import ParameterError, Structured
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.tools.offer import Offer, Tool
 from octavo.text.tools.shape import Shape
@@ -23,26 +23,49 @@ _TAGS = {
     "qwen_xml": ("<parameter=KEY>\n", "\n</parameter>\n"),
 }
 _OBJECT = frozenset({"properties", "required", "additionalProperties", "$defs", "definitions"})
+_JSON_PARTS = re.compile(r'"[^"]*"|[:,] |[{}]|[^"{}]')
+"""Where no mark tells a call from JSON that is the answer, both are read by the same parts until they differ."""
+
 _ANNOTATIONS = frozenset({"type", "title", "description", "default", "examples", "$comment"})
 
 
-def call_grammar(shape: Shape, offer: Offer, tokenizer: Tokenizer, answer: str = "TEXT") -> str:
-    """The answer is a call of an allowed tool, several where they may be parallel; in mode auto also `answer`.
+MAX_PARALLEL = 32
+"""Calls of one answer: small models that must call something would go on for ever."""
 
-    `answer` is a grammar expression for an answer without calls. Raises ParameterError naming `tools` for schemas that
-    the shape's arguments cannot be held to.
+
+def answer_grammar(
+    shape: Shape, offer: Offer, tokenizer: Tokenizer, structured: Structured | None = None
+) -> Structured:
+    """The answer is a call of an allowed tool, several where they may be parallel; in mode auto text as well.
+
+    structured: what that text must be. Raises ParameterError naming `tools` for schemas that the shape's arguments
+    cannot be held to.
     """
-    return _Grammar(shape, offer, tokenizer, answer).text
+    text = _Grammar(shape, offer, tokenizer, None if structured is None else _expression(structured)).text
+    return Structured("lark", text, "tools" if structured is None else structured.field)
+
+
+def _expression(structured: Structured) -> str:
+    if structured.kind == "json_schema":
+        return _json(json.loads(structured.text))
+    if structured.kind == "choice":
+        return " | ".join(map(_quoted, json.loads(structured.text)))
+    if structured.kind == "regex":
+        return "/" + re.sub(r"(?<!\\)/", r"\/", structured.text) + "/"
+    raise ParameterError(structured.field, f"a {structured.kind} grammar cannot be combined with tools or channels")
 
 
 class _Grammar:
-    def __init__(self, shape: Shape, offer: Offer, tokenizer: Tokenizer, answer: str) -> None:
+    def __init__(self, shape: Shape, offer: Offer, tokenizer: Tokenizer, answer: str | None) -> None:
+        """answer: expression for an answer without calls; None: any text."""
         self._shape = shape
         specials = {token for i in tokenizer.special_ids if (token := tokenizer.id_to_token(i))}
         self._specials = re.compile("|".join(sorted(map(re.escape, specials), key=len, reverse=True)) or "(?!)")
         self._tokenizer = tokenizer
         self._rules = ["TEXT: /(.|\\n)*/"]
-        start = self._start(offer, answer)
+        if answer is not None:
+            self._rules.append(f"answer: {answer}")
+        start = self._start(offer, "TEXT" if answer is None else "answer")
         self.text = f"%llguidance {{}}\nstart: {start}\n" + "\n".join(self._rules) + "\n"
 
     def _start(self, offer: Offer, answer: str) -> str:
@@ -50,10 +73,9 @@ class _Grammar:
         if shape.thought is not None:
             before, after = map(self._literal, shape.thought)
             thought = f"({before} TEXT {after})?"
-            called = self._calls(offer)
-            return f"{thought} {called}" if offer.mode == "required" else (
-                f"{thought} ({called} | {self._literal(shape.answer)} {answer})"
-            )  # fmt: skip
+            said = [] if offer.mode == "required" else [f"{self._literal(shape.answer)} {answer}"]
+            called = [] if offer.mode == "none" else [self._calls(offer)]
+            return f"{thought} ({' | '.join(called + said)})"
         if offer.mode == "required":
             return self._calls(offer)
         if answer != "TEXT":
@@ -76,13 +98,14 @@ class _Grammar:
 
         def call(tool: Tool, arguments: str, prefix: str = "", without: str = "") -> str:
             begin = (prefix + shape.before.replace("NAME", tool.name)).removeprefix(without)
-            return f"{self._literal(begin)} {arguments} {after}"
+            parts = [begin] if shape.trigger else _JSON_PARTS.findall(begin)
+            return f"{' '.join(map(self._literal, parts))} {arguments} {after}"
 
         self._rules.append("first: " + " | ".join(call(*tool, shape.open, without) for tool in tools))
         parts = ["first"]
         if offer.parallel and not shape.one:
             self._rules.append("more: " + " | ".join(call(*tool, shape.between) for tool in tools))
-            parts.append("more*")
+            parts.append(f"more{{0,{MAX_PARALLEL - 1}}}")
         return " ".join([*parts, self._literal(shape.close)])
 
     def _arguments(self, index: int, tool: Tool) -> str:
@@ -155,7 +178,7 @@ def _json(schema: Any, root: dict[str, Any] | None = None) -> str:
     if not isinstance(schema, dict):
         schema = {} if schema is True else {"not": {}}
     shared = {key: root[key] for key in ("$defs", "definitions") if root and key in root}
-    return f"%json {json.dumps({**shared, **schema, 'x-guidance': _SPACING})}"
+    return f"%json {json.dumps({'x-guidance': _SPACING, **shared, **schema})}"
 
 
 def _quoted(text: str) -> str:
