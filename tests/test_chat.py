@@ -6,14 +6,18 @@ import functools
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from octavo.config import ConfigError, ToolFormat
+from octavo.config import ReasoningFormat as ReasoningFormatName
 from octavo.request import ParameterError
 from octavo.text.chat import ChatFormat, ChatOptions
-from octavo.text.template import ChatTemplateError
+from octavo.text.reasoning import FORMATS
+from octavo.text.template import ChatTemplateError, read_template
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
+from octavo.text.tools import FAMILIES
 from octavo.text.tools.offer import read_offer
 
 DATA = Path(__file__).parent / "data"
@@ -65,7 +69,12 @@ def model(tmp_path: Path) -> Any:
 
 
 def test_named_templates(model: Any) -> None:
-    tokenizer = model([{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0].function.name }} <tool_call>"}])
+    tokenizer = model(
+        [
+            {"name": "default", "template": "plain"},
+            {"name": "tool_use", "template": "{{ tools[0].function.name }} <tool_call>"},
+        ]
+    )
     assert tokenizer.chat_template == "plain"
     assert render(tokenizer, HI) == "plain"
     assert render(tokenizer, HI, tools=[{"type": "function", "function": {"name": "hammer"}}]) == "hammer <tool_call>"
@@ -129,3 +138,215 @@ def test_text_parts_are_joined(model: Any) -> None:
 def test_no_template_is_an_error() -> None:
     with pytest.raises(ChatTemplateError, match="no chat template"):
         render(load(DATA / "tokenizers/tiny-wordpiece"), HI)
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+ROUND: list[dict[str, Any]] = [
+    {"role": "user", "content": "Weather?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "a",
+                "type": "function",
+                "function": {"name": "get_weather", "arguments": '{"city": "Köln",  "n": 1}'},
+            },
+            {"id": "b", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rom"}'}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "a", "content": "rain"},
+    {"role": "tool", "tool_call_id": "b", "content": [{"type": "text", "text": "sun"}]},
+]
+PLAIN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+
+
+def test_tools_for_a_template_that_knows_none(model: Any) -> None:
+    """The form of the calls is told in the system message; calls and results are turns of assistant and user."""
+    text = render(model(PLAIN), [{"role": "system", "content": "Be brief."}, *ROUND], tools=[WEATHER])
+    head, _, rest = text.partition("[user]")
+    assert head.startswith("[system] Be brief.\n\nYou can call these functions.")
+    assert json.dumps(WEATHER["function"]) in head
+    assert rest == (
+        " Weather?\n[assistant] "
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln",  "n": 1}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rom"}}\n</tool_call>\n'
+        "[user] <tool_response>\nrain\n</tool_response>\n<tool_response>\nsun\n</tool_response>\n"
+    )
+    assert render(model(PLAIN), HI, tools=[WEATHER]).startswith("[system] You can call")
+    no_system = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + PLAIN
+    assert render(model(no_system), HI, tools=[WEATHER]).startswith("[user] You can call")
+    with pytest.raises(ChatTemplateError, match="^no system$"):
+        render(model(no_system), [{"role": "system", "content": "Be brief."}, *HI], tools=[WEATHER])
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        ("{{ c.function.arguments | tojson }}", '{"city": "Köln", "n": 1}'),
+        ("{{ c.function.arguments }}", '{"city": "Köln",  "n": 1}'),
+        ("{{ '<' + c.function.arguments + '>' }}", '<{"city": "Köln",  "n": 1}>'),
+        ("{{ '<' ~ c.function.arguments }}", '<{"city": "Köln",  "n": 1}'),
+        ("{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }};{% endfor %}", "city=Köln;n=1;"),
+        ("{{ c.function.arguments is mapping }}", "True"),
+    ],
+)
+def test_arguments_as_templates_use_them(model: Any, printed: str, expected: str) -> None:
+    """Some want an object, some its text."""
+    template = "{{ tools is none }} <tool_call>{% set c = messages[1].tool_calls[0] %}" + printed
+    assert render(model(template), ROUND) == "True <tool_call>" + expected
+
+
+def test_content_of_calls(model: Any) -> None:
+    """None only for templates that ask whether it is."""
+    tokenizer = model("{{ tools }} <tool_call>{{ messages[1].content }}")
+    assert render(tokenizer, ROUND).endswith("<tool_call>")
+    for form in ("messages[1].content is none", "messages[1]['content'] is not none"):
+        tokenizer = model("{{ tools }} <tool_call>{{ " + form + " }}")
+        assert render(tokenizer, ROUND).endswith(str("not" not in form))
+
+
+def test_roles_and_reasoning_as_the_template_names_them(model: Any) -> None:
+    messages = [{"role": "developer", "content": "x"}, {"role": "assistant", "content": "y", "reasoning_content": "hm"}]
+    assert render(model(PLAIN), messages).startswith("[system] x")
+    assert render(model(PLAIN + "{# developer #}"), messages).startswith("[developer] x")
+    assert render(model("{{ messages[1].reasoning_content }}"), messages) == "hm"
+    assert render(model("{{ messages[1].thinking }}{# message.thinking #}"), messages) == "hm"
+
+
+def test_the_final_message_is_continued(model: Any) -> None:
+    messages = [*HI, {"role": "assistant", "content": "The answer  "}]
+    for template in (PLAIN, PLAIN.replace("m.content", "m.content | trim")):
+        text = render(model(template), messages, continue_final_message=True)
+        assert text == "[user] Hi\n[assistant] The answer  "
+    prompt = ChatFormat(model(PLAIN)).prompt(messages, ChatOptions(continue_final_message=True))
+    assert prompt.continues
+    for wrong, options in [(HI, {}), (ROUND[:2], {}), (messages, {"add_generation_prompt": True})]:
+        with pytest.raises(ParameterError) as caught:
+            render(model(PLAIN), wrong, continue_final_message=True, **options)
+        assert caught.value.param == "continue_final_message"
+    with pytest.raises(ChatTemplateError, match="does not write the final message"):
+        render(model("{{ messages[0].content }}"), messages, continue_final_message=True)
+
+
+def test_documents_and_effort_go_to_templates_that_take_them(model: Any) -> None:
+    documents = [{"title": "a", "text": "b"}]
+    assert render(model("{{ documents[0].text }}"), HI, documents=documents) == "b"
+    assert render(model("{{ reasoning_effort }}"), HI, reasoning_effort="high") == "high"
+    assert render(model("{{ enable_thinking }}</think>"), HI, reasoning_effort="none") == "False</think>"
+    assert render(model("{{ thinking }}</think>"), HI, reasoning_effort="low") == "True</think>"
+    assert render(model(PLAIN), HI, reasoning_effort="none") == "[user] Hi\n"
+    for options in ({"documents": documents}, {"reasoning_effort": "high"}, {"reasoning_effort": "huge"}):
+        with pytest.raises(ParameterError) as caught:
+            render(model(PLAIN), HI, **options)
+        assert [caught.value.param] == list(options)
+    unread = ChatFormat(model("{{ a }}")).unread(ChatOptions(variables={"a": 1, "b": 2}))
+    assert unread == ["b"]
+
+
+THINKS = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}{% if open %}<think>\n{% endif %}"
+
+
+@pytest.fixture
+def thinker(model: Any) -> Any:
+    """Templates for a tokenizer in which the tags are tokens."""
+
+    def make(template: str) -> ChatFormat:
+        tokenizer = model(template)
+        tokenizer._backend.add_tokens(["<think>", "</think>", "[THINK]"])
+        return ChatFormat(tokenizer)
+
+    return make
+
+
+def test_where_reasoning_begins(thinker: Any) -> None:
+    form = thinker(THINKS)
+    start, end = (form.tokenizer.token_to_id(tag) for tag in ("<think>", "</think>"))
+
+    def prompt(messages: Any = HI, **options: Any) -> Any:
+        return form.prompt(messages, ChatOptions(**options))
+
+    assert form.reasoning.name == "think"
+    perhaps = prompt(thinking_budget=7)
+    assert (perhaps.opened, perhaps.reasoning.start, perhaps.reasoning.end, perhaps.reasoning.budget) == (
+        False,
+        start,
+        end,
+        7,
+    )
+    opened = prompt(variables={"open": True})
+    assert (opened.opened, opened.reasoning.start, opened.reasoning.end) == (True, None, end)
+    assert thinker(THINKS + "<think>\n\n</think>\n\n").prompt(HI, ChatOptions()).reasoning is None
+    inside = thinker("{{ messages[1].content }}</think>").prompt(
+        [*HI, {"role": "assistant", "content": "<think>Hm"}], ChatOptions(continue_final_message=True)
+    )
+    assert (inside.opened, inside.text) == (True, "<think>Hm")
+
+
+def test_a_budget_needs_tokens_to_force(model: Any) -> None:
+    for template in (THINKS, PLAIN):
+        with pytest.raises(ParameterError, match="needs a model that marks its reasoning") as caught:
+            ChatFormat(model(template)).prompt(HI, ChatOptions(thinking_budget=5))
+        assert caught.value.param == "thinking_token_budget"
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "param", "message"),
+    [
+        ("x", None, "tools", "must be a list"),
+        ([{"type": "custom"}], None, "tools", r"tools\[0\] must be of type function, got 'custom'"),
+        ([{"type": "function"}], None, "tools", r"tools\[0\].function is required"),
+        ([{"function": {"name": "a b"}}], None, "tools", r"tools\[0\].function.name must be 1 to 64 letters"),
+        ([{"function": {"name": "a", "parameters": []}}], None, "tools", "must be a JSON schema"),
+        ([{"function": {"name": "a", "strict": 1}}], None, "tools", "strict must be true or false"),
+        ([{"function": {"name": "a"}, "mood": 1}], None, "tools", "has 'mood', which is not known"),
+        ([{"function": {"name": "a"}}] * 2, None, "tools", r"tools\[1\].function.name 'a' is there twice"),
+        ([{"function": {"name": str(i)}} for i in range(129)], None, "tools", "has 129 tools; at most 128"),
+        ([], "required", "tool_choice", "needs tools"),
+        ([WEATHER], "always", "tool_choice", "must be none, auto, required, or name a function"),
+        ([WEATHER], {"type": "function", "function": {"name": "x"}}, "tool_choice", "names 'x'; tools has get_weather"),
+        ([WEATHER], {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}, "tool_choice", "needs a mode"),
+    ],
+)
+def test_offers_that_are_refused(tools: Any, choice: Any, param: str, message: str) -> None:
+    with pytest.raises(ParameterError, match=message) as caught:
+        read_offer(tools, choice)
+    assert caught.value.param == param
+
+
+def test_offers() -> None:
+    other = {"type": "function", "function": {"name": "other", "strict": True}}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "other"}}]}}
+    for tools, choice, parallel, expected in [
+        ([WEATHER], None, None, ("auto", 1, 1, False)),
+        ([WEATHER], None, False, ("auto", 1, 1, True)),
+        ([WEATHER], "none", None, ("none", 0, 0, False)),
+        ([WEATHER, other], None, True, ("auto", 2, 2, True)),
+        ([WEATHER, other], "required", None, ("required", 2, 2, True)),
+        ([WEATHER, other], {"type": "function", "function": {"name": "get_weather"}}, None, ("required", 2, 1, True)),
+        ([WEATHER, other], allowed, None, ("auto", 2, 1, True)),
+        ([], "auto", True, ("none", 0, 0, False)),
+    ]:
+        offer = read_offer(tools, choice, parallel)
+        assert (offer.mode, len(offer.tools), len(offer.allowed), offer.guided) == expected
+
+
+def test_a_template_of_ones_own(model: Any, tmp_path: Path) -> None:
+    assert render(model(PLAIN), HI, template="{{ messages | length }}") == "1"
+    (tmp_path / "mine.jinja").write_text("from a file {{ bos_token }}")
+    assert read_template(str(tmp_path / "mine.jinja")) == "from a file {{ bos_token }}"
+    assert read_template("{{ x }}") == "{{ x }}"
+    with pytest.raises(ConfigError, match="neither a template nor a file: nowhere.jinja: No such file"):
+        read_template("nowhere.jinja")
+
+
+def test_formats_that_can_be_chosen() -> None:
+    assert set(get_args(ToolFormat)) == {"auto", *FAMILIES}
+    assert set(get_args(ReasoningFormatName)) == {"auto", "none", *(form.name for form in FORMATS)}
