@@ -117,7 +117,8 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         program = backend.compile(graph, weights, state, limits)
     eos_ids = frozenset(i for i in checkpoint.generation["eos_token_id"] if 0 <= i < graph.vocab_size)
     # A nonce: these keys never leave the process. The disk tier has its own, seeded with what the blocks depend on.
-    cache = KvCache([GroupSpec(n) for n in kv.num_blocks], seed=os.urandom(16), enabled=config.prefix_caching)
+    groups = [GroupSpec(n, group.window) for n, group in zip(kv.num_blocks, graph.groups, strict=True)]
+    cache = KvCache(groups, seed=os.urandom(16), enabled=config.prefix_caching)
     tier = None
     if config.disk_cache is not None:
         tier = _disk_tier(config, cache, state, lambda: kv_space(graph, backend.fingerprint(), files))
