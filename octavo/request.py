@@ -387,6 +387,8 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
             value: Any = getattr(self, name)
             if value is not None and not low <= value <= high:  # also true for NaN
                 raise ParameterError("retention", f"retention.{name} must be between {low} and {high}, got {value}")
+        if self.num_tokens is not None and self.bonus < 0:
+            raise ParameterError("retention", "retention.num_tokens needs seconds and priority that keep blocks longer")
 
     @property
     def bonus(self) -> float:

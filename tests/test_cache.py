@@ -269,7 +269,7 @@ def play(seed: int) -> Counter[str]:
         cache.free(request)
         cache.forget(request)
     cache.check([])
-    assert cache.usage().num_held == 0 and not len(cache.chains) and not list(cache.coming.items())
+    assert cache.usage().num_held == 0 and not len(cache.chains) and not list(cache.published.coming.items())
     return seen
 
 

@@ -17,7 +17,8 @@ from octavo.cache.eviction import EvictionOrder
 BLOCK_SIZE = 16
 """Tokens per block; equals `backends.base.BLOCK_SIZE` (a test compares them), which this package may not import."""
 
-_NEVER = float("-inf")
+NEVER = float("-inf")
+"""As a time of use: none."""
 
 
 def blocks_for(num_tokens: int) -> int:
@@ -43,7 +44,7 @@ class BlockPool:
         self.num_filled = 0  # written slots of held blocks
         self.refcounts = [0] * num_blocks
         self.filled = [0] * num_blocks  # written slots, also of cached blocks; 0 when free
-        self.used = [_NEVER] * num_blocks  # time of last use, as hints move it
+        self.used = [NEVER] * num_blocks  # time of last use, as hints move it
         self._cached = EvictionOrder()
         self._returned: list[int] = []  # heap of free ids below _fresh
         self._fresh = 0  # ids from here on were never used
@@ -119,5 +120,5 @@ class BlockPool:
 
     def _return(self, block: int) -> None:
         self.filled[block] = 0
-        self.used[block] = _NEVER
+        self.used[block] = NEVER
         heapq.heappush(self._returned, block)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from octavo.cache.blocks import BLOCK_SIZE, BlockPool, GroupSpec
+from octavo.cache.blocks import BLOCK_SIZE, NEVER, BlockPool, GroupSpec
 from octavo.cache.prefix import Key, PrefixIndex
 from octavo.cache.window import first_block
 
@@ -36,10 +36,14 @@ class Group:
 
     def release(self, block: int, used: float | None) -> None:
         """One holder less, a use of the block at the time `used` where it is kept. A copy to nobody is not made."""
-        keep = used if block in self.prefixes else None
-        self.pool.release(block, keep)
+        self.pool.release(block, used if block in self.prefixes else None)
         if self.pool.refcounts[block] == 0 and (source := self.copies.pop(block, None)) is not None:
-            self.release(source, used)
+            self.release(source, NEVER)
+
+    def end_step(self) -> None:
+        """The copies are made. A source counts as used before: its copy is what comes after its parents now."""
+        while self.copies:
+            self.release(self.copies.popitem()[1], NEVER)
 
     def ancestors(self, key: Key) -> list[int]:
         """Blocks of the chain that ends with `key`, first block first, as far as they are indexed."""

@@ -175,11 +175,8 @@ class KvCache:
 
     def end_step(self) -> None:
         """The step ran: its copies are done and their sources may go."""
-        if any(group.copies for group in self.groups):
-            now = self._clock()
-            for group in self.groups:
-                while group.copies:
-                    group.release(group.copies.popitem()[1], now)
+        for group in self.groups:
+            group.end_step()
 
     def advance(self, request: Request, num_computed: int) -> None:
         """The tokens up to `num_computed` are in the cache now: count them, publish the blocks that became full.
