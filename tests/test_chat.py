@@ -183,7 +183,7 @@ def test_tools_for_a_template_that_knows_none(model: Any) -> None:
     assert render(model(PLAIN), HI, tools=[WEATHER]).startswith("[system] You can call")
     no_system = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + PLAIN
     assert render(model(no_system), HI, tools=[WEATHER]).startswith("[user] You can call")
-    with pytest.raises(ChatTemplateError, match="^no system$"):
+    with pytest.raises(ChatTemplateError, match=r"^no system$"):
         render(model(no_system), [{"role": "system", "content": "Be brief."}, *HI], tools=[WEATHER])
 
 
@@ -343,7 +343,7 @@ def test_a_template_of_ones_own(model: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.jinja").write_text("from a file {{ bos_token }}")
     assert read_template(str(tmp_path / "mine.jinja")) == "from a file {{ bos_token }}"
     assert read_template("{{ x }}") == "{{ x }}"
-    with pytest.raises(ConfigError, match="neither a template nor a file: nowhere.jinja: No such file"):
+    with pytest.raises(ConfigError, match=r"neither a template nor a file: nowhere\.jinja: No such file"):
         read_template("nowhere.jinja")
 
 
