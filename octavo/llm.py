@@ -17,6 +17,7 @@ from typing import Any, Self
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress
+from octavo.explain import Explanation
 from octavo.request import FinishReason, ParameterError, SamplingParams, TokenLogprobs
 from octavo.text.assistant import MessageOutput
 from octavo.text.chat import ChatFormat, ChatOptions, ChatPrompt
@@ -69,6 +70,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
     finished: bool = True
+    explanations: list[Explanation] = field(default_factory=list)  # of all choices generated: candidates too
 
 
 class LLM:
@@ -150,6 +152,7 @@ class LLM:
 
     def close(self) -> None:
         """Release threads and memory. The object is of no use afterwards."""
+        self.engine.close()
         del self.engine
 
     def __enter__(self) -> Self:
@@ -206,6 +209,7 @@ class LLM:
                         if result.push(progress):
                             self.engine.abort(Abort(progress.id, progress.choice))
                         if not result.open:
+                            result.output.explanations = self.engine.explain(progress.id)
                             open_requests -= 1
                             advance()
         except BaseException:

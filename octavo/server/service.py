@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from octavo.config import ServerConfig
 from octavo.engine.client import EngineClient
 from octavo.request import ParameterError, SamplingParams, Terms
 from octavo.server.access import Keys
+from octavo.server.batches import Batches
 from octavo.server.calls import Call
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.fields import GenerationRequest
+from octavo.server.files import FileStore
 from octavo.server.generation import Generation, Prompt
 from octavo.server.metrics import Metrics
 from octavo.server.resume import ResumableStreams
@@ -22,6 +27,8 @@ from octavo.server.tracing import NoTracer, Tracer
 from octavo.text.chat import ChatFormat, ChatPrompt
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.words import resolve
+from octavo.weights.generation_config import recommended_sampling
+from octavo.weights.spec import CheckpointError
 
 MIN_TEXT = 2**20
 CHARACTERS_PER_TOKEN = 128
@@ -42,7 +49,7 @@ class Service:
     draining: bool = False
     keys: Keys = field(default_factory=lambda: Keys([]))
     tracer: Tracer = field(default_factory=NoTracer)
-
+    batches: Batches | None = None  # made at the first use
     sampling_defaults: dict[str, Any] = field(default_factory=dict)  # of the model, where the config asks for them
     open: dict[str, Generation] = field(default_factory=dict)  # by the id of the answer
     streams: ResumableStreams = field(default_factory=ResumableStreams)
@@ -51,12 +58,31 @@ class Service:
         self.metrics = Metrics(lambda: self.client.stats, self.model, self.config.metric_names)
 
     def loaded(self, tokenizer: Tokenizer, template: str | None) -> None:
-        """template: in place of the model's own."""
+        """template: in place of the model's own. Raises CheckpointError."""
         config = self.config
+        if config.generation_config == "auto":
+            self.sampling_defaults = recommended_sampling(Path(config.model))
+            try:
+                SamplingParams(**self.sampling_defaults)
+            except ParameterError as e:
+                raise CheckpointError(f"generation_config.json: {e}") from None
         self.chat = ChatFormat(
             tokenizer, template, tool_format=config.tool_format, reasoning_format=config.reasoning_format
         )
         self.tokenizer = tokenizer
+
+    @cached_property
+    def files(self) -> FileStore:
+        """Made at the first use. Without `files_dir` it ends with the server."""
+        if self.config.files_dir is not None:
+            return FileStore(Path(self.config.files_dir))
+        self._temporary = tempfile.TemporaryDirectory(prefix="octavo-files-")
+        return FileStore(Path(self._temporary.name))
+
+    async def close(self) -> None:
+        """Stop what works in the background."""
+        if self.batches is not None:
+            await self.batches.close()
 
     @property
     def trouble(self) -> str | None:

@@ -1,0 +1,305 @@
+"""Streams: usage, progress, pings, ids; taken up again, aborted, read too slowly."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import shutil
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import zmq
+
+from octavo.config import EngineConfig
+from octavo.engine.client import MAX_PENDING, MAX_PENDING_PER_CHOICE, EngineClient, SlowReader, Stream
+from octavo.engine.messages import Progress
+from octavo.engine.supervisor import EngineProcess
+from octavo.server.errors import ApiError
+from octavo.server.resume import MAX_BYTES, ResumableStream, ResumableStreams
+from tests.serving import Server
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+LONG = {"prompt": "Hello", "max_tokens": 400, "ignore_eos": True, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def server(data: Path) -> Iterator[Server]:
+    options = ("--sse-ping-seconds", "0.2", "--resume-seconds", "4", "--max-num-batched-tokens", "64")
+    with Server(data / "arch" / "llama", "--served-model-name", "tiny", *options) as running:
+        yield running
+
+
+def text_of(chunks: list[dict[str, Any]]) -> str:
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+
+
+def test_continuous_usage_grows_to_the_last(server: Server) -> None:
+    body = {"prompt": ["Hello", "Hello there"], "n": 2, "max_tokens": 12, "return_token_ids": True, "seed": 3}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = server.events(COMPLETIONS, {**body, "stream_options": options})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] == counts[-2]
+    assert chunks[-1]["choices"] == []
+    ids = [token for chunk in chunks for choice in chunk["choices"] for token in choice["token_ids"]]
+    assert len(ids) == counts[-1] == server.complete(**body)["usage"]["completion_tokens"]
+    only = server.events(COMPLETIONS, {**body, "stream_options": {"continuous_usage_stats": True}})
+    assert all(chunk["choices"] and chunk["usage"] for chunk in only)
+
+
+def test_progress_of_the_prompt_is_told(server: Server) -> None:
+    body = {"prompt": [7, 8, 9] * 90, "max_tokens": 2, "return_progress": True, "stream": True}
+    chunks = server.events(COMPLETIONS, body)
+    told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    assert [p["processed"] for p in told] == [64, 128, 192, 256]
+    assert {p["total"] for p in told} == {270} and {p["cache"] for p in told} == {0}
+    assert all(a["time_ms"] <= b["time_ms"] for a, b in itertools.pairwise(told))
+
+
+def test_prompt_scores_are_streamed_once(server: Server) -> None:
+    body = {"max_tokens": 4, "prompt_logprobs": 2, "seed": 1}
+    whole = server.complete(prompt=["Hello", "a b"], **body)
+    chunks = server.events(COMPLETIONS, {"prompt": ["Hello", "a b"], **body})
+    for choice in whole["choices"]:
+        mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        assert [c.get("prompt_logprobs") for c in mine] == [choice["prompt_logprobs"]] + [None] * (len(mine) - 1)
+    chat = {"messages": [{"role": "user", "content": "Hi"}], **body}
+    expected = server.post(CHAT, chat).json()["prompt_logprobs"]
+    told = [chunk["prompt_logprobs"] for chunk in server.events(CHAT, chat) if "prompt_logprobs" in chunk]
+    assert told == [expected] and expected[0] is None
+
+
+def test_sampling_values_are_told(server: Server, data: Path, tmp_path: Path) -> None:
+    body = {"prompt": "a", "max_tokens": 1, "top_k": 4, "return_sampling_params": True, "bad_words": ["x"]}
+    values = server.complete(**body)["sampling_params"]
+    assert (values["top_k"], values["temperature"], values["max_tokens"]) == (4, 1.0, 1)
+    assert server.events(COMPLETIONS, body)[0]["sampling_params"] == values
+    model = tmp_path / "llama"
+    shutil.copytree(data / "arch" / "llama", model)
+    (model / "generation_config.json").write_text(
+        '{"temperature": 0.6, "top_k": 20, "max_new_tokens": 5, "eos_token_id": 2}'
+    )
+    for option, temperature, top_k in (("auto", 0.6, 20), ("none", 1.0, 0)):
+        with Server(model, "--generation-config", option) as other:
+            told = other.complete(prompt="a", max_tokens=1, return_sampling_params=True)["sampling_params"]
+            assert (told["temperature"], told["top_k"]) == (temperature, top_k)
+            given = other.complete(prompt="a", max_tokens=1, temperature=0, return_sampling_params=True)
+            assert given["sampling_params"]["temperature"] == 0
+
+
+def test_silence_is_filled_with_comments(server: Server) -> None:
+    """A prompt that waits for its turn behind others says so by pings."""
+    with httpx.Client(base_url=server.url, timeout=60) as other:
+        stop = threading.Event()
+
+        def load() -> None:
+            while not stop.is_set():
+                server.complete(prompt=[5] * 400, n=64, max_tokens=60, ignore_eos=True)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        time.sleep(0.5)
+        body = {"prompt": [6] * 400, "max_tokens": 4, "priority": 100, "stream": True, "ignore_eos": True}
+        with other.stream("POST", COMPLETIONS, json=body) as response:
+            lines = [line for line in response.iter_lines() if line]
+        stop.set()
+        thread.join()
+    assert ": ping" in lines
+    assert lines[-1] == "data: [DONE]"
+    assert all(line.startswith("data: ") or line == ": ping" for line in lines)
+
+
+# ---------------------------------------------------------------- ids
+
+
+def test_request_ids_are_taken_over_and_not_given_twice(server: Server) -> None:
+    assert server.complete(prompt="a", max_tokens=1, request_id="mine-1")["id"] == "cmpl-mine-1"
+    with server.http.stream("POST", COMPLETIONS, json={**LONG, "stream": True, "request_id": "twice"}) as response:
+        assert response.status_code == 200
+        again = server.post(COMPLETIONS, {"prompt": "a", "request_id": "twice"})
+        assert (again.status_code, again.json()["error"]["param"]) == (400, "request_id")
+    for bad in ("", "a b", "x" * 65, "a/b"):
+        answer = server.post(COMPLETIONS, {"prompt": "a", "request_id": bad})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_abort_by_id_ends_with_what_there_is(server: Server, stream: bool) -> None:
+    body = {**LONG, "n": 3, "request_id": f"abort-{stream}", "return_token_ids": True, "stream": stream, "logprobs": 0}
+    id, aborted = f"cmpl-abort-{stream}", threading.Event()
+
+    def abort() -> None:
+        deadline = time.monotonic() + 30
+        while server.http.post("/v1/abort", json={"id": id}).status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        aborted.set()
+
+    thread = threading.Thread(target=abort)
+    thread.start()
+    with httpx.Client(base_url=server.url, timeout=60) as other:
+        if stream:
+            body["stream_options"] = {"include_usage": True}
+            with other.stream("POST", COMPLETIONS, json=body) as response:
+                lines = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+            usage = lines[-1]["usage"]
+            choices = [choice for chunk in lines for choice in chunk["choices"]]
+        else:
+            answer = other.post(COMPLETIONS, json=body).json()
+            usage, choices = answer["usage"], answer["choices"]
+    thread.join()
+    assert aborted.is_set()
+    ends = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    assert ends == ["abort"] * 3
+    assert sum(len(choice["token_ids"]) for choice in choices) == usage["completion_tokens"] < 1200
+    whole = server.complete(**LONG, n=3)["choices"]
+    for index in range(3):
+        assert whole[index]["text"].startswith("".join(c["text"] for c in choices if c["index"] == index)[:-1])
+    server.wait_for("octavo_requests_running", 0)
+
+
+def test_abort_names_what_is_wrong(server: Server) -> None:
+    for content, status in (
+        (b'{"id": "cmpl-nobody"}', 404),
+        (b"{}", 400),
+        (b'{"id": 5}', 400),
+        (b"[", 400),
+        (b"", 400),
+    ):
+        assert server.http.post("/v1/abort", content=content).status_code == status
+
+
+# ---------------------------------------------------------------- taken up again
+
+
+def read(response: httpx.Response, count: int = 10**9) -> list[tuple[int, str]]:
+    """(id, data) of the next events of a stream."""
+    events, id = list[tuple[int, str]](), -1
+    for line in response.iter_lines():
+        if line.startswith("id: "):
+            id = int(line[4:])
+        elif line.startswith("data: "):
+            events.append((id, line[6:]))
+            if len(events) == count:
+                break
+    return events
+
+
+def test_a_stream_is_taken_up_where_it_broke(server: Server) -> None:
+    body = {**LONG, "stream": True, "resumable": True, "stream_options": {"include_usage": True}}
+    with httpx.Client(base_url=server.url) as first, first.stream("POST", COMPLETIONS, json=body) as response:
+        events = read(response, 7)
+    id = json.loads(events[0][1])["id"]
+    for count in (5, 10**9):
+        last_id = {"last-event-id": str(events[-1][0])}
+        with httpx.stream("GET", f"{server.url}/v1/streams/{id}", headers=last_id) as response:
+            assert response.status_code == 200
+            events += read(response, count)
+    assert [number for number, _ in events] == list(range(len(events)))
+    assert events[-1][1] == "[DONE]"
+    assert text_of([json.loads(data) for _, data in events[:-1]]) == server.complete(**LONG)["choices"][0]["text"]
+    whole = read(server.http.get(f"/v1/streams/{id}"))
+    assert whole == events
+    for last in ("x", "-2", "9" * 10):
+        assert server.http.get(f"/v1/streams/{id}", headers={"last-event-id": last}).status_code == 400
+    assert server.http.get(f"/v1/streams/{id}", headers={"last-event-id": "99999"}).status_code == 410
+    assert server.http.get("/v1/streams/nobody").status_code == 404
+    deadline = time.monotonic() + 60
+    while server.http.get(f"/v1/streams/{id}").status_code != 404:  # each look renews the time of grace
+        assert time.monotonic() < deadline
+        time.sleep(5)
+
+
+def test_a_stream_that_nobody_takes_up_is_aborted(server: Server) -> None:
+    with httpx.Client(base_url=server.url, timeout=60) as first:
+        body = {**LONG, "n": 60, "stream": True, "resumable": True}
+        with first.stream("POST", COMPLETIONS, json=body) as response:
+            read(response, 1)
+    server.wait_for("octavo_requests_running", 0, seconds=20)
+
+
+async def numbered(count: int, size: int = 10) -> AsyncGenerator[bytes, None]:
+    for i in range(count):
+        yield b"%d" % i + b"x" * size
+        await asyncio.sleep(0)
+
+
+def test_only_so_much_of_a_stream_is_kept() -> None:
+    async def scenario() -> None:
+        stream = ResumableStream(numbered(40, MAX_BYTES // 10), None, 0.01)
+        await asyncio.sleep(0.05)
+        with pytest.raises(ApiError, match="are kept") as caught:
+            stream.check(3)
+        assert caught.value.status == 410
+        late = [event async for event in stream.read(0)]
+        assert len(late) == 1 and b"events_forgotten" in late[0]
+        kept = [event async for event in stream.read(stream._first)]
+        assert sum(map(len, kept)) < MAX_BYTES * 1.1 and b"id: 39\n" in kept[-1]
+        await asyncio.wait_for(stream.over.wait(), 5)
+
+    asyncio.run(scenario())
+
+
+def test_streams_of_others_do_not_exist() -> None:
+    async def scenario() -> None:
+        streams = ResumableStreams()
+        stream = streams.add("a", numbered(3), "me", 0.01)
+        assert streams.get("a", "me") is stream
+        for id, caller in (("a", "you"), ("a", None), ("b", "me")):
+            with pytest.raises(ApiError) as caught:
+                streams.get(id, caller)
+            assert caught.value.status == 404
+        assert len([event async for event in stream.read(0)]) == 3
+        await asyncio.wait_for(stream.over.wait(), 5)
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError):
+            streams.get("a", "me")
+
+    asyncio.run(scenario())
+
+
+def test_prompts_are_truncated_where_asked(server: Server) -> None:
+    ids = list(range(3, 203))
+    short = server.complete(prompt=ids[-5:], max_tokens=3, temperature=0)
+    cut = server.complete(prompt=ids, max_tokens=3, temperature=0, truncate_prompt_tokens=5, return_token_ids=True)
+    assert (
+        cut["choices"][0]["prompt_token_ids"] == ids[-5:] and cut["choices"][0]["text"] == short["choices"][0]["text"]
+    )
+    fits = server.complete(prompt=[5] * 600, max_tokens=100, truncate_prompt_tokens=-1)["usage"]
+    assert fits["prompt_tokens"] == 412
+    echoed = server.complete(prompt="Hello there", max_tokens=0, echo=True, truncate_prompt_tokens=2)
+    assert "Hello there".endswith(echoed["choices"][0]["text"])
+
+
+def test_tokens_of_logprobs_as_ids(server: Server) -> None:
+    body = {"prompt": "Hello", "max_tokens": 3, "logprobs": 2, "seed": 5, "return_token_ids": True}
+    choice = server.complete(**body, return_tokens_as_token_ids=True)["choices"][0]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
+    assert choice["logprobs"]["text_offset"] == server.complete(**body)["choices"][0]["logprobs"]["text_offset"]
+
+
+def test_a_reader_that_is_too_slow_is_told(data: Path) -> None:
+    async def scenario() -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        client = EngineClient(EngineProcess(EngineConfig(model=str(data / "arch" / "llama"))), context)
+        client._loop = asyncio.get_running_loop()
+        client._dead = client._loop.create_future()
+        stream = client._streams["a"] = Stream(client, "a", 2)
+        for i in range(MAX_PENDING + 2 * MAX_PENDING_PER_CHOICE):
+            stream._push(Progress("a", i % 2, i // 2, [5], [], 0))
+        assert (await anext(stream)).index == 0
+        stream._push(Progress("a", 0, 9999, [5], [], 0))
+        assert client._leaving == {}
+        stream._push(Progress("a", 1, 9999, [5], [], 0))  # one too many: the request is given up
+        assert client._leaving == {"a": 2} and "a" not in client._streams
+        with pytest.raises(SlowReader, match="so slowly that 4608 parts"):
+            await anext(stream)
+        context.destroy(linger=0)
+
+    asyncio.run(scenario())
