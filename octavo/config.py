@@ -131,6 +131,9 @@ class ServerConfig(EngineConfig):
     reasoning_format: ReasoningFormat = option(
         "auto", "How the model marks its reasoning. auto: as its chat template shows. none: it is content."
     )
+    files_dir: str | None = option(
+        None, "Directory for uploaded files and batches, which then outlive the server. Default: a temporary one."
+    )
     api_key: str | None = option(None, "Key that every request but liveness must carry. Default: none is needed.")
     api_key_file: str | None = option(
         None, "TOML file of [[key]] tables: name, key or sha256, and optionally tenant, salt and quotas."

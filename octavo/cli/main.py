@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import octavo
+import octavo.cli.batch as batch
 import octavo.cli.bench as bench
 import octavo.cli.chat as chat
 import octavo.cli.files as files
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("generate")(chat.generate)
 app.command("chat")(chat.chat)
+app.command("batch")(batch.batch)
 app.command("show")(files.show)
 app.command("diff")(files.diff)
 app.command("pull")(files.pull)

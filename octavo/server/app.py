@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,34 +13,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from octavo import __version__
-from octavo.server.answer import Answer, events
-from octavo.server.calls import Call, Calls, call_of
+from octavo.server.batches import Batches, batches_router
+from octavo.server.calls import Calls, call_of
 from octavo.server.chat import chat
 from octavo.server.completions import completion
+from octavo.server.debug import add_debug_routes
 from octavo.server.errors import ApiError, json_response
-from octavo.server.parse import Parsed
+from octavo.server.files import files_router
+from octavo.server.routes import ANSWERS, CHAT, COMPLETIONS, GENERATION_PATHS, answer_whole, generate
 from octavo.server.service import Service
-from octavo.server.stream import EventStream, WholeAnswer
 from octavo.server.streams import add_stream_routes
-
-COMPLETIONS = "/v1/completions"
-CHAT = "/v1/chat/completions"
-
-GENERATION_PATHS = frozenset({COMPLETIONS, CHAT})
-"""Count as open requests and against quotas."""
-
-MAX_BODY = 32 * 2**20
-"""Bytes of a request body: a prompt of a million tokens as JSON numbers takes 7 MB."""
-
-MAX_DISCARDED = 2**28
-"""Bytes read of a body that is too large: its client does not look for the refusal before it has sent all."""
-
-MAX_IGNORED = 2000
-"""Characters of the header that names ignored fields: clients refuse large ones."""
-
-LONG_BODY = 2**16
-"""Bytes from which on a body is read and tokenised beside the event loop, which stays free: 64 KiB take 10 ms. So are
-those with DRY: its sequence breakers are looked for in every token once."""
 
 
 def create_app(service: Service) -> ASGIApp:
@@ -49,11 +30,11 @@ def create_app(service: Service) -> ASGIApp:
 
     @app.post(COMPLETIONS)
     async def completions(http: Request) -> Response:
-        return await _generate(service, http, completion)
+        return await generate(service, http, completion)
 
     @app.post(CHAT)
     async def chat_completions(http: Request) -> Response:
-        return await _generate(service, http, chat)
+        return await generate(service, http, chat)
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -81,6 +62,9 @@ def create_app(service: Service) -> ASGIApp:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     add_stream_routes(app, service)
+    add_debug_routes(app, service)
+    app.include_router(files_router(lambda: service.files))
+    app.include_router(batches_router(lambda: _batches(service)))
 
     @app.get("/version")
     async def version() -> Response:
@@ -117,37 +101,17 @@ def create_app(service: Service) -> ASGIApp:
     return layered
 
 
-async def _generate(
-    service: Service, http: Request, answer_of: Callable[[Service, bytes, Call], tuple[Answer, Parsed[Any]]]
-) -> Response:
-    if service.trouble is not None:
-        raise ApiError(503, service.trouble, code="not_ready", retry_after=1)
-    body = await _body(http)
-    if len(body) > LONG_BODY or b"dry_multiplier" in body:
-        answer, parsed = await asyncio.to_thread(answer_of, service, body, call_of(http))
-    else:
-        answer, parsed = answer_of(service, body, call_of(http))
-    headers = {"x-octavo-ignored": _header(parsed.ignored)} if parsed.ignored else {}
-    if not parsed.request.stream:
-        return WholeAnswer(answer, headers)
-    stream = events(answer)
-    if parsed.request.resumable:
-        caller, grace = call_of(http).caller.name, service.config.resume_seconds
-        stream = service.streams.add(answer.generation.id, stream, caller, grace).read(0)
-    return EventStream(stream, headers, service.config.sse_ping_seconds)
+def start_batches(service: Service) -> None:
+    """Go on with those that an earlier server on the same directory left."""
+    if service.config.files_dir is not None:
+        _batches(service).start()
 
 
-async def _body(http: Request) -> bytes:
-    parts, size = [], 0
-    async for part in http.stream():
-        size += len(part)
-        if size <= MAX_BODY:
-            parts.append(part)
-        elif size > MAX_DISCARDED:
-            break
-    if size > MAX_BODY:
-        raise ApiError(413, f"the body is larger than {MAX_BODY} bytes")
-    return b"".join(parts)
+def _batches(service: Service) -> Batches:
+    if service.batches is None:
+        width = service.config.max_num_seqs
+        service.batches = Batches(service.files, ANSWERS, partial(answer_whole, service), width)
+    return service.batches
 
 
 def _card(service: Service) -> dict[str, Any]:
@@ -159,9 +123,3 @@ def _card(service: Service) -> dict[str, Any]:
         "owned_by": "octavo",
         "max_model_len": bounds.max_model_len if bounds else None,
     }
-
-
-def _header(names: list[str]) -> str:
-    """A list of any names as the value of a header: printable ASCII of bounded length."""
-    text = ", ".join(names)[: MAX_IGNORED + 1].encode("unicode_escape").decode()
-    return text if len(text) <= MAX_IGNORED else text[:MAX_IGNORED] + "..."

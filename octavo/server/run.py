@@ -23,7 +23,7 @@ from octavo.config import ConfigError, ServerConfig
 from octavo.engine.client import EngineClient
 from octavo.engine.messages import Ready
 from octavo.server.access import read_keys
-from octavo.server.app import create_app
+from octavo.server.app import create_app, start_batches
 from octavo.server.calls import log_to_stderr
 from octavo.server.errors import ApiError
 from octavo.server.service import Service
@@ -90,6 +90,7 @@ async def _serve(
         seconds = time.perf_counter() - started
         ready = await client.ready()
         service.metrics.startup({**ready.phases, "tokenizer": seconds})
+        start_batches(service)
         on_ready(ready, seconds)
 
     listening = asyncio.ensure_future(client.ready())  # from here on the engine is heard
@@ -105,6 +106,7 @@ async def _serve(
         await asyncio.wait((dying, ending), return_when=asyncio.FIRST_COMPLETED)
         return dying.result() if dying.done() else None
     finally:
+        await service.close()
         await client.close()
         service.tracer.close()
         server.should_exit = True

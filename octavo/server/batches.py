@@ -1,0 +1,235 @@
+"""Batches: the requests of a file, answered into a file, beside live traffic and behind it. Source: OpenAI's Batch API.
+
+Each result is written when it is there: a server that starts again on the same directory goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from octavo.server.access import Caller
+from octavo.server.batch_file import RunOne, read_lines, run_lines, written_ids
+from octavo.server.calls import Call, call_of
+from octavo.server.errors import ApiError, bad_request, json_response
+from octavo.server.files import FileStore, page, write_whole
+from octavo.server.parse import decode
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """OpenAI's batch object, and whose it is."""
+
+    id: str
+    endpoint: str
+    input_file_id: str
+    status: str = "in_progress"
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    errors: dict[str, Any] | None = None
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    metadata: dict[str, str] | None = None
+    tenant: str = ""
+    salt: str = ""
+
+    def body(self) -> dict[str, Any]:
+        facts = msgspec.structs.asdict(self)
+        for name in ("tenant", "salt", "total", "completed", "failed"):
+            del facts[name]
+        counts = {"total": self.total, "completed": self.completed, "failed": self.failed}
+        return {"object": "batch", "completion_window": "24h", **facts, "request_counts": counts}
+
+    @property
+    def is_open(self) -> bool:
+        return self.status in ("in_progress", "cancelling")
+
+
+class Batches:
+    """All batches of a server, run one after another."""
+
+    def __init__(self, store: FileStore, urls: Iterable[str], run_one: RunOne, width: int) -> None:
+        """urls: what can be run. width: requests at once."""
+        self._store = store
+        self._urls = tuple(urls)
+        self._run_one = run_one
+        self._width = width
+        self._batches: dict[str, Batch] = {}
+        self._worker: asyncio.Task[None] | None = None
+        self._work: asyncio.Task[None] | None = None
+        for path in sorted(store.directory.glob("batch_*.json")):
+            try:
+                batch = msgspec.json.decode(path.read_bytes(), type=Batch)
+            except msgspec.DecodeError:
+                continue
+            self._batches[batch.id] = batch
+
+    def create(self, fields: dict[str, Any], caller: Caller) -> Batch:
+        """Raises ApiError naming the field. A file with faults makes a batch that has failed, as OpenAI's does."""
+        unknown = set(fields) - {"input_file_id", "endpoint", "completion_window", "metadata"}
+        if unknown:
+            raise bad_request(f"{min(unknown)} is not supported", min(unknown), "unsupported_parameter")
+        endpoint, metadata = fields.get("endpoint"), fields.get("metadata")
+        if endpoint not in self._urls:
+            raise bad_request(f"endpoint must be one of {', '.join(self._urls)}, got {endpoint!r:.80}", "endpoint")
+        if fields.get("completion_window") != "24h":
+            raise bad_request("completion_window must be 24h", "completion_window")
+        if metadata is not None and not _are_labels(metadata):
+            raise bad_request("metadata must map at most 16 texts to texts", "metadata")
+        file = self._store.get(str(fields.get("input_file_id")), caller.tenant)
+        now = int(time.time())
+        batch = Batch(
+            id=f"batch_{os.urandom(12).hex()}", endpoint=str(endpoint), input_file_id=file.id, created_at=now,
+            expires_at=now + 86400, metadata=metadata, tenant=caller.tenant, salt=caller.salt,
+        )  # fmt: skip
+        lines, errors = read_lines(self._store.path(file.id), self._urls, only=batch.endpoint)
+        batch.total = len(lines)
+        if errors:
+            batch.status, batch.failed_at = "failed", now
+            told = [{"code": "invalid_request", "line": e.line, "message": str(e), "param": e.param} for e in errors]
+            batch.errors = {"object": "list", "data": told}
+        self._batches[batch.id] = batch
+        self._save(batch)
+        self.start()
+        return batch
+
+    def get(self, id: str, tenant: str) -> Batch:
+        batch = self._batches.get(id)
+        if batch is None or batch.tenant != tenant:
+            raise ApiError(404, f"there is no batch {id:.80}", param="batch_id", code="not_found")
+        return batch
+
+    def list(self, tenant: str) -> list[Batch]:
+        """Newest first."""
+        mine = [batch for batch in self._batches.values() if batch.tenant == tenant]
+        return sorted(mine, key=lambda batch: (-batch.created_at, batch.id))
+
+    def cancel(self, id: str, tenant: str) -> Batch:
+        """What is done stays in the output file; what runs is aborted."""
+        batch = self.get(id, tenant)
+        if not batch.is_open:
+            raise bad_request(f"the batch is {batch.status}: there is nothing to cancel", "batch_id")
+        if batch.status != "cancelling":
+            batch.status, batch.cancelling_at = "cancelling", int(time.time())
+            self._save(batch)
+            if self._work is not None and self._work.get_name() == id:
+                self._work.cancel()
+        return batch
+
+    def start(self) -> None:
+        """Go on with what is open. Needs a running event loop."""
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._run_all())
+
+    async def close(self) -> None:
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+
+    async def _run_all(self) -> None:
+        while batch := next((b for b in self._batches.values() if b.is_open), None):
+            if batch.status == "in_progress":
+                self._work = asyncio.create_task(self._run(batch), name=batch.id)
+                try:
+                    await asyncio.wait((self._work,))
+                except asyncio.CancelledError:
+                    self._work.cancel()
+                    await asyncio.gather(self._work, return_exceptions=True)
+                    raise
+                if not self._work.cancelled():
+                    self._work.result()
+            self._finish(batch)
+
+    async def _run(self, batch: Batch) -> None:
+        batch.in_progress_at = batch.in_progress_at or int(time.time())
+        lines, _ = await asyncio.to_thread(
+            read_lines, self._store.path(batch.input_file_id), self._urls, only=batch.endpoint
+        )
+        done = [written_ids(path) for path in self._parts(batch)]
+        batch.completed, batch.failed = len(done[0]), len(done[1])
+        lines = [line for line in lines if line.custom_id not in done[0] | done[1]]
+        good, bad = self._parts(batch)
+        with open(good, "ab") as output, open(bad, "ab") as errors:
+            async for entry in run_lines(lines, self._run_one, self._width, lambda: _call(batch)):
+                is_good = entry["response"]["status_code"] == 200
+                file = output if is_good else errors
+                file.write(msgspec.json.encode(entry) + b"\n")
+                file.flush()
+                batch.completed += is_good
+                batch.failed += not is_good
+
+    def _finish(self, batch: Batch) -> None:
+        now = int(time.time())
+        for path, name, field in zip(
+            self._parts(batch), ("output", "error"), ("output_file_id", "error_file_id"), strict=True
+        ):
+            if path.exists() and path.stat().st_size:
+                id = self._store.new_id()
+                path.replace(self._store.path(id))
+                setattr(batch, field, self._store.add(id, f"{batch.id}_{name}.jsonl", "batch_output", batch.tenant).id)
+            else:
+                path.unlink(missing_ok=True)
+        batch.finalizing_at = now
+        if batch.status == "cancelling":
+            batch.status, batch.cancelled_at = "cancelled", now
+        else:
+            batch.status, batch.completed_at = "completed", now
+        self._save(batch)
+
+    def _parts(self, batch: Batch) -> tuple[Path, Path]:
+        return self._store.directory / f"{batch.id}.good", self._store.directory / f"{batch.id}.bad"
+
+    def _save(self, batch: Batch) -> None:
+        write_whole(self._store.directory / f"{batch.id}.json", msgspec.json.encode(batch))
+
+
+def batches_router(batches: Callable[[], Batches]) -> APIRouter:
+    router = APIRouter(prefix="/v1/batches")
+
+    @router.post("")
+    async def create(http: Request) -> Response:
+        fields = decode(await http.body())
+        return json_response(batches().create(fields, call_of(http).caller).body())
+
+    @router.get("")
+    async def list_batches(http: Request) -> Response:
+        return json_response(page(http, [b.body() for b in batches().list(call_of(http).caller.tenant)]))
+
+    @router.get("/{id}")
+    async def retrieve(http: Request, id: str) -> Response:
+        return json_response(batches().get(id, call_of(http).caller.tenant).body())
+
+    @router.post("/{id}/cancel")
+    async def cancel(http: Request, id: str) -> Response:
+        return json_response(batches().cancel(id, call_of(http).caller.tenant).body())
+
+    return router
+
+
+def _call(batch: Batch) -> Call:
+    return Call(os.urandom(12).hex(), Caller.of(batch.tenant, batch.salt), batch.endpoint)
+
+
+def _are_labels(metadata: Any) -> bool:
+    return (
+        isinstance(metadata, dict)
+        and len(metadata) <= 16
+        and all(isinstance(value, str) and len(value) <= 512 and len(key) <= 64 for key, value in metadata.items())
+    )

@@ -1,0 +1,185 @@
+"""Files that clients upload and get back: /v1/files. Source: OpenAI's Files API.
+
+Each file is its bytes and one JSON of facts beside it, in a directory of this server's, so that they outlive it where
+the directory does. A tenant sees its own files only.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException
+from starlette.responses import FileResponse, Response
+
+from octavo.server.calls import call_of
+from octavo.server.errors import ApiError, bad_request, json_response
+
+MAX_FILE = 200 * 2**20
+"""Bytes of one file, as OpenAI has it for batches."""
+
+MAX_STORED = 4 * 2**30
+"""Bytes of all files together: uploads and results. Beyond it an upload is refused."""
+
+PURPOSES = ("batch",)
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts of a file."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    tenant: str = ""
+
+    def body(self) -> dict[str, Any]:
+        facts = msgspec.structs.asdict(self)
+        del facts["tenant"]
+        return {"object": "file", **facts, "status": "processed"}
+
+
+class FileStore:
+    """Files below one directory. Not for several servers at once."""
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
+        self.directory = directory
+        self._clock = clock
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._files: dict[str, StoredFile] = {}
+        for facts in sorted(directory.glob("file-*.json")):
+            try:
+                file = msgspec.json.decode(facts.read_bytes(), type=StoredFile)
+            except msgspec.DecodeError:  # cut off while it was written: nobody was told of it
+                continue
+            if facts == self._facts(file.id) and self.path(file.id).exists():
+                self._files[file.id] = file
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(file.bytes for file in self._files.values())
+
+    def path(self, id: str) -> Path:
+        """Of the content."""
+        return self.directory / id
+
+    def new_id(self) -> str:
+        return f"file-{os.urandom(12).hex()}"
+
+    def add(self, id: str, filename: str, purpose: str, tenant: str) -> StoredFile:
+        """Take over what was written to `path(id)`."""
+        file = StoredFile(
+            id=id, bytes=self.path(id).stat().st_size, created_at=int(self._clock()),
+            filename=filename, purpose=purpose, tenant=tenant,
+        )  # fmt: skip
+        write_whole(self._facts(id), msgspec.json.encode(file))
+        self._files[id] = file
+        return file
+
+    def get(self, id: str, tenant: str) -> StoredFile:
+        """Raises ApiError 404, also for another tenant's."""
+        file = self._files.get(id)
+        if file is None or file.tenant != tenant:
+            raise ApiError(404, f"there is no file {id:.80}", param="file_id", code="not_found")
+        return file
+
+    def list(self, tenant: str, purpose: str | None = None) -> list[StoredFile]:
+        """Newest first."""
+        mine = [f for f in self._files.values() if f.tenant == tenant and purpose in (None, f.purpose)]
+        return sorted(mine, key=lambda f: (-f.created_at, f.id))
+
+    def delete(self, id: str, tenant: str) -> None:
+        self.get(id, tenant)
+        del self._files[id]
+        for path in (self._facts(id), self.path(id)):
+            path.unlink(missing_ok=True)
+
+    def _facts(self, id: str) -> Path:
+        return self.directory / f"{id}.json"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """All of it or nothing, whenever the process ends."""
+    part = path.with_suffix(".part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def files_router(store: Callable[[], FileStore]) -> APIRouter:
+    """`store`: made at the first use."""
+    router = APIRouter(prefix="/v1/files")
+
+    @router.post("")
+    async def upload(http: Request) -> Response:
+        length = http.headers.get("content-length", "")
+        if length.isdigit() and int(length) > MAX_FILE + 2**20:
+            raise ApiError(413, f"the file is larger than {MAX_FILE} bytes", param="file")
+        try:
+            async with http.form(max_files=1, max_fields=16) as form:
+                purpose, file = form.get("purpose"), form.get("file")
+                if purpose not in PURPOSES:
+                    raise bad_request(f"purpose must be one of {', '.join(PURPOSES)}, got {purpose!r:.80}", "purpose")
+                if not isinstance(file, UploadFile):
+                    raise bad_request("file is required: a part of the form with a file name", "file")
+                if form.get("expires_after") or any(name.startswith("expires_after[") for name in form):
+                    raise bad_request("expires_after is not supported: delete the file", "expires_after")
+                return json_response(_take(store(), file, str(purpose), call_of(http).caller.tenant).body())
+        except MultiPartException as e:
+            raise bad_request(f"the body is not a form: {e.message}") from None
+
+    @router.get("")
+    async def list_files(http: Request) -> Response:
+        mine = store().list(call_of(http).caller.tenant, http.query_params.get("purpose"))
+        return json_response(page(http, [file.body() for file in mine]))
+
+    @router.get("/{id}")
+    async def retrieve(http: Request, id: str) -> Response:
+        return json_response(store().get(id, call_of(http).caller.tenant).body())
+
+    @router.get("/{id}/content")
+    async def content(http: Request, id: str) -> Response:
+        file = store().get(id, call_of(http).caller.tenant)
+        return FileResponse(store().path(file.id), media_type="application/octet-stream")
+
+    @router.delete("/{id}")
+    async def delete(http: Request, id: str) -> Response:
+        store().delete(id, call_of(http).caller.tenant)
+        return json_response({"id": id, "object": "file", "deleted": True})
+
+    return router
+
+
+def page(http: Request, entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """A list as OpenAI pages it, by `limit` and `after`."""
+    limit = http.query_params.get("limit", "100")
+    if not limit.isdigit() or not 1 <= int(limit) <= 10000:
+        raise bad_request(f"limit must be between 1 and 10000, got {limit:.40}", "limit")
+    after = http.query_params.get("after")
+    if after is not None:
+        places = [i for i, entry in enumerate(entries) if entry["id"] == after]
+        if not places:
+            raise bad_request(f"after names {after:.80}, which is not in the list", "after")
+        entries = entries[places[0] + 1 :]
+    shown = entries[: int(limit)]
+    ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
+    return {"object": "list", "data": shown, **ends, "has_more": len(shown) < len(entries)}
+
+
+def _take(store: FileStore, file: UploadFile, purpose: str, tenant: str) -> StoredFile:
+    size = file.size or 0
+    if size > MAX_FILE:
+        raise ApiError(413, f"the file has {size} bytes; {MAX_FILE} are allowed", param="file")
+    if store.num_bytes + size > MAX_STORED:
+        raise ApiError(413, f"the files here take {store.num_bytes} bytes of {MAX_STORED}: delete some", param="file")
+    id = store.new_id()
+    with open(store.path(id), "wb") as copy:
+        shutil.copyfileobj(file.file, copy)
+    return store.add(id, (file.filename or "file")[:255], purpose, tenant)

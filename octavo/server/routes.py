@@ -1,0 +1,92 @@
+"""What the generation routes share: from the body of an HTTP request to its answer, streamed or whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import Request
+from starlette.responses import Response
+
+from octavo.server.answer import Answer, events
+from octavo.server.calls import Call, call_of
+from octavo.server.chat import chat
+from octavo.server.completions import completion
+from octavo.server.errors import ApiError
+from octavo.server.parse import Parsed
+from octavo.server.service import Service
+from octavo.server.stream import EventStream, WholeAnswer
+
+AnswerOf = Callable[[Service, bytes, Call], tuple[Answer, Parsed[Any]]]
+"""From a body to the answer, not begun. Raises ApiError."""
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+ANSWERS: dict[str, AnswerOf] = {COMPLETIONS: completion, CHAT: chat}
+"""What a batch can run, too."""
+
+GENERATION_PATHS = frozenset(ANSWERS)
+"""Count as open requests and against quotas."""
+
+MAX_BODY = 32 * 2**20
+"""Bytes of a request body: a prompt of a million tokens as JSON numbers takes 7 MB."""
+
+MAX_DISCARDED = 2**28
+"""Bytes read of a body that is too large: its client does not look for the refusal before it has sent all."""
+
+MAX_IGNORED = 2000
+"""Characters of the header that names ignored fields: clients refuse large ones."""
+
+LONG_BODY = 2**16
+"""Bytes from which on a body is read and tokenised beside the event loop, which stays free: 64 KiB take 10 ms. So are
+those with DRY: its sequence breakers are looked for in every token once."""
+
+
+async def generate(service: Service, http: Request, answer_of: AnswerOf) -> Response:
+    """The response to a generation request. Raises ApiError."""
+    if service.trouble is not None:
+        raise ApiError(503, service.trouble, code="not_ready", retry_after=1)
+    body = await read_body(http)
+    if len(body) > LONG_BODY or b"dry_multiplier" in body:
+        answer, parsed = await asyncio.to_thread(answer_of, service, body, call_of(http))
+    else:
+        answer, parsed = answer_of(service, body, call_of(http))
+    headers = {"x-octavo-ignored": _header(parsed.ignored)} if parsed.ignored else {}
+    if not parsed.request.stream:
+        return WholeAnswer(answer, headers)
+    stream = events(answer)
+    if parsed.request.resumable:
+        caller, grace = call_of(http).caller.name, service.config.resume_seconds
+        stream = service.streams.add(answer.generation.id, stream, caller, grace).read(0)
+    waits = answer.generation.params.structured is not None
+    return EventStream(stream, headers, service.config.sse_ping_seconds, waits=waits)
+
+
+async def answer_whole(service: Service, path: str, body: bytes, call: Call) -> dict[str, Any]:
+    """The answer to a body that was sent to a path of ANSWERS. Raises ApiError."""
+    if service.trouble is not None:
+        raise ApiError(503, service.trouble, code="not_ready", retry_after=1)
+    answer, _ = await asyncio.to_thread(ANSWERS[path], service, body, call)
+    return await answer.body()
+
+
+async def read_body(http: Request) -> bytes:
+    """Raises ApiError 413 naming the limit."""
+    parts, size = [], 0
+    async for part in http.stream():
+        size += len(part)
+        if size <= MAX_BODY:
+            parts.append(part)
+        elif size > MAX_DISCARDED:
+            break
+    if size > MAX_BODY:
+        raise ApiError(413, f"the body is larger than {MAX_BODY} bytes")
+    return b"".join(parts)
+
+
+def _header(names: list[str]) -> str:
+    """A list of any names as the value of a header: printable ASCII of bounded length."""
+    text = ", ".join(names)[: MAX_IGNORED + 1].encode("unicode_escape").decode()
+    return text if len(text) <= MAX_IGNORED else text[:MAX_IGNORED] + "..."

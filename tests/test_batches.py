@@ -1,0 +1,254 @@
+"""Files and batches: by OpenAI's client against a real server, and the offline command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from octavo.server.batch_file import Line, in_order_of_prefixes, read_lines
+from octavo.server.files import FileStore
+from tests.serving import ROOT, Server
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+
+def request_line(id: str, url: str = COMPLETIONS, **body: Any) -> str:
+    return json.dumps({"custom_id": id, "method": "POST", "url": url, "body": body})
+
+
+def requests(count: int) -> str:
+    """Some are refused."""
+    lines = [request_line(f"r{i}", prompt=[5, 6, i], max_tokens=3, seed=i) for i in range(count - 1)]
+    return "\n".join([*lines, request_line("bad", prompt="x", temperature=-1)])
+
+
+@pytest.fixture(scope="module")
+def server(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    keys = tmp_path_factory.mktemp("keys") / "keys.toml"
+    keys.write_text("\n".join(f'[[key]]\nname = "{name}"\nkey = "{name}"' for name in ("alice", "bob")))
+    with Server(data / "arch" / "llama", "--max-num-seqs", "4", "--api-key-file", str(keys)) as running:
+        running.http.headers["authorization"] = "Bearer alice"
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="alice", max_retries=0) as made:
+        yield made
+
+
+def upload(client: openai.OpenAI, text: str) -> str:
+    return client.files.create(file=("in.jsonl", text.encode()), purpose="batch").id
+
+
+def finished(client: openai.OpenAI, id: str) -> Any:
+    deadline = time.monotonic() + 60
+    while (batch := client.batches.retrieve(id)).status in ("in_progress", "cancelling", "validating", "finalizing"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return batch
+
+
+def run(client: openai.OpenAI, text: str, endpoint: Any = COMPLETIONS) -> Any:
+    created = client.batches.create(input_file_id=upload(client, text), endpoint=endpoint, completion_window="24h")
+    assert created.object == "batch"
+    return finished(client, created.id)
+
+
+def entries(client: openai.OpenAI, id: str | None) -> dict[str, dict[str, Any]]:
+    assert id is not None
+    lines = client.files.content(id).text.splitlines()
+    return {entry["custom_id"]: entry for entry in map(json.loads, lines)}
+
+
+def test_files(client: openai.OpenAI) -> None:
+    id = upload(client, "content")
+    facts = client.files.retrieve(id)
+    assert (facts.filename, facts.bytes, facts.purpose) == ("in.jsonl", 7, "batch")
+    assert client.files.content(id).text == "content"
+    assert id in [file.id for file in client.files.list(purpose="batch")]
+    assert client.files.delete(id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(id)
+
+
+def test_a_batch_equals_the_requests_alone(server: Server, client: openai.OpenAI) -> None:
+    batch = run(client, requests(12))
+    assert batch.status == "completed"
+    assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (12, 11, 1)
+    good = entries(client, batch.output_file_id)
+    assert set(good) == {f"r{i}" for i in range(11)}
+    for i in range(11):
+        alone = server.complete(prompt=[5, 6, i], max_tokens=3, seed=i)
+        body = good[f"r{i}"]["response"]["body"]
+        assert body["choices"] == alone["choices"]
+    (bad,) = entries(client, batch.error_file_id).values()
+    assert bad["response"]["status_code"] == 400
+    assert bad["response"]["body"]["error"]["param"] == "temperature"
+    assert batch.id in [b.id for b in client.batches.list()]
+
+
+def test_chat_lines(client: openai.OpenAI) -> None:
+    text = request_line("a", CHAT, messages=[{"role": "user", "content": "Hello"}], max_tokens=2)
+    batch = run(client, text, CHAT)
+    (entry,) = entries(client, batch.output_file_id).values()
+    assert entry["response"]["body"]["object"] == "chat.completion"
+
+
+BAD_FILES = [
+    ("", "the file has no request"),
+    ("nonsense", "not valid JSON"),
+    (request_line("", prompt="x"), "custom_id must be"),
+    ("\n".join([request_line("a", prompt="x")] * 2), "is there twice"),
+    (request_line("a", url="/v1/nowhere", prompt="x"), "url must be"),
+    (request_line("a", prompt="x", stream=True), "stream must not"),
+    (json.dumps({"custom_id": "a", "url": COMPLETIONS, "body": 3}), "body must be an object"),
+    (json.dumps({"custom_id": "a", "method": "GET", "url": COMPLETIONS, "body": {}}), "method must be POST"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_FILES)
+def test_faulty_files_fail_with_their_lines(client: openai.OpenAI, text: str, message: str) -> None:
+    batch = run(client, text)
+    assert batch.status == "failed"
+    assert message in batch.errors.data[0].message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"endpoint": "/v1/nowhere"}, "endpoint"),
+        ({"completion_window": "1h"}, "completion_window"),
+        ({"input_file_id": "file-none"}, "file_id"),
+        ({"input_file_id": 3}, "file_id"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"priority": 1}, "priority"),
+    ],
+)
+def test_bad_batches_are_refused_by_name(server: Server, fields: dict[str, Any], param: str) -> None:
+    body = {"input_file_id": "x", "endpoint": COMPLETIONS, "completion_window": "24h", **fields}
+    refused = server.post("/v1/batches", body)
+    assert refused.status_code in (400, 404)
+    assert refused.json()["error"]["param"] == param
+
+
+def test_bad_uploads_are_refused_by_name(server: Server) -> None:
+    def send(**form: Any) -> httpx.Response:
+        return server.http.post("/v1/files", **form)
+
+    for purpose in (None, "fine-tune"):
+        refused = send(files={"file": ("x", b"y")}, data={"purpose": purpose} if purpose else {})
+        assert refused.json()["error"]["param"] == "purpose"
+    assert send(data={"purpose": "batch"}, files={}).json()["error"]["param"] == "file"
+    assert send(json={"purpose": "batch"}).status_code == 400
+    assert send(content=b"nonsense", headers={"content-type": "multipart/form-data; boundary=x"}).status_code == 400
+
+
+def test_tenants_do_not_see_each_other(server: Server, client: openai.OpenAI) -> None:
+    id = upload(client, requests(2))
+    mine = client.batches.create(input_file_id=id, endpoint=COMPLETIONS, completion_window="24h").id
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="bob", max_retries=0) as other:
+        assert list(other.files.list()) == list(other.batches.list()) == []
+        for attempt in (other.files.retrieve, other.files.content, other.files.delete):
+            with pytest.raises(openai.NotFoundError):
+                attempt(id)
+        for attempt in (other.batches.retrieve, other.batches.cancel):
+            with pytest.raises(openai.NotFoundError):
+                attempt(mine)
+    assert finished(client, mine).status == "completed"
+
+
+def test_cancel(client: openai.OpenAI) -> None:
+    lines = [request_line(f"r{i}", prompt=[7, i], max_tokens=100, ignore_eos=True) for i in range(400)]
+    id = upload(client, "\n".join(lines))
+    batch = client.batches.create(input_file_id=id, endpoint=COMPLETIONS, completion_window="24h")
+    while client.batches.retrieve(batch.id).request_counts.completed < 3:  # type: ignore[union-attr]
+        time.sleep(0.02)
+    client.batches.cancel(batch.id)
+    ended = finished(client, batch.id)
+    assert ended.status == "cancelled"
+    assert 3 <= len(entries(client, ended.output_file_id)) == ended.request_counts.completed < 400
+    with pytest.raises(openai.BadRequestError, match="nothing to cancel"):
+        client.batches.cancel(batch.id)
+
+
+def test_a_restart_goes_on(data: Path, tmp_path: Path) -> None:
+    options = ("--max-num-seqs", "2", "--files-dir", str(tmp_path / "files"))
+    lines = [request_line(f"r{i}", prompt=[7, i], max_tokens=60, ignore_eos=True, seed=1) for i in range(60)]
+    with Server(data / "arch" / "llama", *options) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+            id = upload(client, "\n".join(lines))
+            batch = client.batches.create(input_file_id=id, endpoint=COMPLETIONS, completion_window="24h").id
+            while (before := client.batches.retrieve(batch).request_counts.completed) < 5:  # type: ignore[union-attr]
+                time.sleep(0.02)
+        assert server.end()[0] == 0
+    with Server(data / "arch" / "llama", *options) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+            ended = finished(client, batch)
+            assert ended.status == "completed"
+            assert len(entries(client, ended.output_file_id)) == 60
+        assert server.metric("octavo_prompts_total") <= 60 - before
+
+
+def test_a_store_reads_what_it_wrote(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "s")
+    id = store.new_id()
+    store.path(id).write_bytes(b"abc")
+    file = store.add(id, "x", "batch", "t")
+    (tmp_path / "s" / "file-cut.json").write_text("{")
+    again = FileStore(tmp_path / "s")
+    assert again.list("t") == [file]
+    assert again.num_bytes == 3
+
+
+def test_equal_prefixes_follow_one_another(tmp_path: Path) -> None:
+    lines = [Line(str(i), COMPLETIONS, {"prompt": f"{'ab'[i % 2]} {i}"}) for i in range(10)]
+    order = [line.body["prompt"][0] for line in in_order_of_prefixes(lines)]
+    assert order == ["a"] * 5 + ["b"] * 5
+    path = tmp_path / "in.jsonl"
+    path.write_text(requests(5))
+    read, errors = read_lines(path, [COMPLETIONS])
+    assert (len(read), errors) == (5, [])
+
+
+def test_the_offline_command(data: Path, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(requests(6))
+    command = [
+        sys.executable,
+        "-m",
+        "octavo.cli.main",
+        "batch",
+        str(source),
+        str(data / "arch" / "llama"),
+        "-o",
+        str(target),
+    ]
+
+    def offline() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    done = offline()
+    assert done.returncode == 0, done.stderr
+    assert "5 of 6 answered, 1 refused" in done.stderr
+    lines = target.read_text().splitlines()
+    assert {json.loads(line)["custom_id"] for line in lines} == {"r0", "r1", "r2", "r3", "r4", "bad"}
+    target.write_text("\n".join(lines[:2]) + "\n" + lines[2][:20])  # cut off
+    assert offline().returncode == 0
+    assert sorted(json.loads(line)["custom_id"] for line in target.read_text().splitlines()) == sorted(
+        {"r0", "r1", "r2", "r3", "r4", "bad"}
+    )
+    source.write_text("nonsense\n")
+    refused = offline()
+    assert refused.returncode == 2
+    assert "in.jsonl line 1: the body is not valid JSON" in refused.stderr
