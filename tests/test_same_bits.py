@@ -8,6 +8,7 @@ asserts that the schedules reached what it is about.
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ class Seen:
     mixed_steps: int = 0  # decodes and prefill chunks together
     largest_batch: int = 0
     aborts: int = 0
+    disk_blocks: int = 0  # loaded from disk
     threads: set[int] = field(default_factory=set)
 
     def look(self, batch: StepBatch) -> None:
@@ -152,7 +154,7 @@ def alone(path: Path, pool: list[Add]) -> Answers:
     return answers
 
 
-def random_engine(path: Path, rng: random.Random, block_bytes: int, case: int) -> EngineConfig:
+def random_engine(path: Path, rng: random.Random, block_bytes: int, case: int, disk: Path) -> EngineConfig:
     """What must be reached is dealt out by the number of the case; the rest is drawn."""
     crowded = case % 2 == 0
     chunks = [100, 512] if case % 4 in (0, 3) else [16, 40, 64]
@@ -164,7 +166,8 @@ def random_engine(path: Path, rng: random.Random, block_bytes: int, case: int) -
         max_num_seqs=num_seqs,
         max_num_batched_tokens=max(num_seqs, rng.choice(chunks)),
         kv_cache_memory=num_blocks * block_bytes,
-        prefix_caching=rng.random() < 0.85,
+        prefix_caching=(prefix_caching := rng.random() < 0.85),
+        disk_cache=str(disk) if prefix_caching else None,  # the schedules share it, as engines do that follow one another
         fuse=rng.random() < 0.6,
         reuse=rng.random() < 0.8,
         poison=rng.random() < 0.5,
@@ -172,18 +175,20 @@ def random_engine(path: Path, rng: random.Random, block_bytes: int, case: int) -
 
 
 def schedule(
-    path: Path, pool: list[Add], rng: random.Random, block_bytes: int, case: int, seen: Seen
+    path: Path, pool: list[Add], rng: random.Random, block_bytes: int, case: int, seen: Seen, disk: Path
 ) -> Iterator[tuple[Add, int, Answer]]:
     """Runs a random selection in a random order of arrival; (request, choice, answer) of those not aborted.
 
     Every other case is crowded: the smallest cache, and all requests at once.
     """
     crowded = case % 2 == 0
-    options = random_engine(path, rng, block_bytes, case)
+    options = random_engine(path, rng, block_bytes, case, disk)
     adds = rng.sample(pool, len(pool) if crowded else rng.randint(len(pool) // 2, len(pool)))
     adds += [Add(f"{a.id}-again", a.prompt_ids, a.params, a.seed) for a in rng.sample(adds, len(adds) // 3)]
     engine = Engine(options)
     engine._program = Watched(engine._program, seen)  # type: ignore[assignment]
+    if (tier := engine.loaded.tier) is not None:
+        tier.rates.compute_seconds = lambda start, stop: 60.0  # the tiny models compute faster than any disk loads
     seen.threads.add(options.num_threads)
     answers, aborted = Answers(), set()
     waiting = sorted(adds, key=lambda a: a.params.max_tokens or 0) if crowded else list(adds)  # taken from the end
@@ -198,11 +203,15 @@ def schedule(
         output = engine.step()
         if output is not None:
             answers.take(output.progress)
+        else:
+            engine.wait(0.1)
         if rng.random() < 0.1:
             engine.loaded.scheduler.check()
     stats = engine.stats()
     assert stats.kv_blocks_held == 0 and stats.num_running == stats.num_waiting == 0
+    engine.close()
     seen.preemptions += stats.preemptions
+    seen.disk_blocks += stats.disk_blocks_loaded
     seen.aborts += len(aborted)
     for add in adds:
         seen.chunked += len(add.prompt_ids) > options.max_num_batched_tokens
@@ -219,11 +228,12 @@ def check_model(path: Path, num_requests: int, num_schedules: int, seed: int) ->
     pool = request_pool(loaded.bounds.vocab_size, num_requests)
     expected = alone(path, pool)
     seen = Seen()
-    for case in range(num_schedules):
-        rng = random.Random(f"{path.name} {seed} {case}")
-        for add, choice, answer in schedule(path, pool, rng, loaded.kv.block_bytes, case, seen):
-            want = expected.choices[add.id.removesuffix("-again"), choice]
-            assert answer == want, (path.name, seed, case, add.id, choice)
+    with tempfile.TemporaryDirectory() as disk:
+        for case in range(num_schedules):
+            rng = random.Random(f"{path.name} {seed} {case}")
+            for add, choice, answer in schedule(path, pool, rng, loaded.kv.block_bytes, case, seen, Path(disk)):
+                want = expected.choices[add.id.removesuffix("-again"), choice]
+                assert answer == want, (path.name, seed, case, add.id, choice)
     return seen
 
 
@@ -236,6 +246,7 @@ def assert_reached(seen: Seen) -> None:
     assert seen.small_steps > 0 and seen.large_steps > 0 and seen.mixed_steps > 0
     assert seen.largest_batch > 4
     assert seen.threads >= {1, 2}
+    assert seen.disk_blocks > 0
 
 
 MODELS = ["gguf/tiny-llama-q4_1.gguf", "gguf/tiny-llama-q8_0.gguf", "gguf/tiny-llama-f16_bf16.gguf", "arch/llama"]

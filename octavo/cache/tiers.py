@@ -23,7 +23,7 @@ from octavo.cache.kv import KvCache
 from octavo.cache.match import Match
 from octavo.cache.prefix import Key, chain_key, root_key
 from octavo.cache.rates import Rates
-from octavo.cache.store import BlockId, BlockStore
+from octavo.cache.store import BlockId, BlockStore, Counters
 from octavo.cache.transfers import DiskLoad, Piece, Staged, Transfers
 from octavo.cache.window import first_block
 from octavo.request import Request
@@ -69,19 +69,6 @@ class BlockMemory(Protocol):
         ...
 
     def write_block(self, group: int, block: int, data: NDArray[np.uint8]) -> None: ...
-
-
-class Usage(NamedTuple):
-    """What the tier did; the first three go up and down."""
-
-    is_open: bool
-    num_files: int  # of this model
-    num_bytes: int  # of all models
-    written: int
-    loaded: int
-    refused: int
-    removed: int
-    skipped: int  # left out: evicted before they were copied, or too many at once
 
 
 class _Candidate(NamedTuple):
@@ -340,14 +327,18 @@ class DiskTier:
 
     # Numbers
 
-    def usage(self) -> Usage:
-        store = self._store
-        if store is None:
-            return Usage(False, 0, 0, 0, self._num_loaded, 0, 0, self._num_skipped)
-        c = store.counters
-        return Usage(
-            True, len(store), store.num_bytes, c.written, self._num_loaded, c.refused, c.removed, self._num_skipped
-        )
+    def stats(self) -> dict[str, int]:
+        """Fields of `engine.messages.Stats`, by name."""
+        counters = self._transfers.counters if self._transfers else Counters()
+        return {
+            "disk_open": int(self._store is not None),
+            "disk_bytes": self._store.num_bytes if self._store is not None else 0,
+            "disk_blocks_written": counters.written,
+            "disk_blocks_loaded": self._num_loaded,
+            "disk_blocks_refused": counters.refused,
+            "disk_blocks_removed": counters.removed,
+            "disk_blocks_skipped": self._num_skipped,
+        }
 
     def _names(self, store: BlockStore, request: Request, num_blocks: int) -> list[BlockId]:
         """Of the first blocks of a prefix, on disk, in group 0. Remembered: a request may be looked at in many steps."""

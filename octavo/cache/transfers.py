@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.cache.rates import Rates
-from octavo.cache.store import BlockId, BlockStore
+from octavo.cache.store import BlockId, BlockStore, Counters
 from octavo.request import Request
 
 STAGING_BYTES = 2**25
@@ -107,6 +107,7 @@ class Transfers:
         something to fetch; closed by this object. notify: is told once, in a line, why the store is of no use."""
         self.store: BlockStore | None = None  # until it is open, and after it failed
         self.failed: str | None = None
+        self._last_store: BlockStore | None = None
         self.rates = rates
         self._open_store = open_store
         self._block_bytes = block_bytes
@@ -125,6 +126,11 @@ class Transfers:
         self._reader = threading.Thread(target=self._read_all, name="octavo-disk-reader", daemon=True)
         self._writer.start()
         self._reader.start()
+
+    @property
+    def counters(self) -> Counters:
+        """Of the store, also when it is no longer of use."""
+        return self._last_store.counters if self._last_store else Counters()
 
     def save(self, stored: BlockId, buffer: NDArray[np.uint8], num_bytes: int, seconds: float, used_ns: int) -> None:
         """Write the first `num_bytes` of a buffer of `save_buffers`, which goes back to them."""
@@ -199,7 +205,7 @@ class Transfers:
                 num_tokens, seconds = found
                 self.rates.read(num_bytes, time.perf_counter() - started)
                 self.rates.seconds_per_token = self.rates.seconds_per_token or seconds / num_tokens
-        self.store = store
+        self.store = self._last_store = store
 
     def _write(self, job: _Job) -> None:
         store = self.store

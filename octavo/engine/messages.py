@@ -102,6 +102,13 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0
+    disk_open: int = 0  # 1: the disk cache is in use
+    disk_bytes: int = 0  # of its files, those of other models too
+    disk_blocks_written: int = 0
+    disk_blocks_loaded: int = 0
+    disk_blocks_refused: int = 0  # damaged or foreign files, removed
+    disk_blocks_removed: int = 0  # to keep the bound
+    disk_blocks_skipped: int = 0  # worth keeping, but evicted before they were copied
 
 
 class StepOutput(msgspec.Struct, tag="step", frozen=True):

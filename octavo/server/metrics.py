@@ -25,6 +25,8 @@ _GAUGES = {
     "kv_blocks_held": ("octavo_kv_blocks_held", "Distinct KV blocks that live requests refer to."),
     "kv_blocks_cached": ("octavo_kv_blocks_cached", "KV blocks that only the prefix index keeps."),
     "kv_slots_filled": ("octavo_kv_slots_filled", "Token slots written in held blocks."),
+    "disk_open": ("octavo_disk_cache_open", "1 while the disk cache is in use."),
+    "disk_bytes": ("octavo_disk_cache_bytes", "Bytes of its files, those of other models too."),
 }
 _COUNTERS = {
     "steps": ("octavo_engine_steps", "Steps computed."),
@@ -34,6 +36,11 @@ _COUNTERS = {
     "output_tokens": ("octavo_engine_output_tokens", "Tokens drawn, those behind a stop string included."),
     "preemptions": ("octavo_engine_preemptions", "Choices put back to wait for want of KV blocks."),
     "recomputed_tokens": ("octavo_engine_recomputed_tokens", "Tokens computed again after a preemption."),
+    "disk_blocks_written": ("octavo_disk_cache_written_blocks", "KV blocks of 16 tokens written to disk."),
+    "disk_blocks_loaded": ("octavo_disk_cache_loaded_blocks", "KV blocks brought from disk into the cache."),
+    "disk_blocks_refused": ("octavo_disk_cache_refused_blocks", "Damaged or foreign files, removed."),
+    "disk_blocks_removed": ("octavo_disk_cache_removed_blocks", "Files removed to keep the bound."),
+    "disk_blocks_skipped": ("octavo_disk_cache_skipped_blocks", "Blocks evicted before they could be written."),
 }
 
 
