@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from octavo.weights.formats import f32_to_bf16
 from octavo.weights.spec import CheckpointError, SourceTensor, TensorInfo
@@ -19,6 +22,12 @@ CONFIG = {
     "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": None,
     "tie_word_embeddings": False,
 }  # fmt: skip
+
+WINDOWS = {
+    "architectures": ["MinistralForCausalLM"], "sliding_window": 40, "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}  # fmt: skip
+"""Changes that give two KV groups: layers 0 and 2 within a window, layer 1 without."""
 
 
 class InMemory:
@@ -81,3 +90,11 @@ def random_model(seed: int = 0, stored: str = "F32", **changes: Any) -> InMemory
         mean, spread = (1.0, 0.2) if "norm" in name else (0.0, 0.5 if len(shape) == 1 else shape[-1] ** -0.5)
         tensors[name] = (mean + spread * rng.standard_normal(shape)).astype(np.float32)
     return InMemory(c, tensors, stored)
+
+
+def save(model: InMemory, path: Path) -> Path:
+    """The model as a directory that can be opened, float32 and without a tokenizer. Returns `path`."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps({**model.config, "eos_token_id": 2}))
+    save_file(model.tensors, path / "model.safetensors")
+    return path

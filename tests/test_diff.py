@@ -13,7 +13,7 @@ from octavo.backends.diff import Checked, diff
 from octavo.models import build_graph
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.spec import Checkpoint
-from tests.random_model import random_model
+from tests.random_model import WINDOWS, random_model
 
 MODELS = ["arch/llama", "arch/llama_rope_llama3"] + [
     f"gguf/tiny-llama-{kind}.gguf" for kind in ("f16_bf16", "q8_0", "q4_0", "q4_1")
@@ -21,8 +21,8 @@ MODELS = ["arch/llama", "arch/llama_rope_llama3"] + [
 LEVELS = _native.isa_levels()
 
 
-def check(checkpoint: Checkpoint, activations: str, isa: str) -> None:
-    graph = build_graph(checkpoint, activations)
+def check(checkpoint: Checkpoint, activations: str, isa: str, kv_dtype: str = "auto") -> None:
+    graph = build_graph(checkpoint, activations, kv_dtype)
     seen: list[Checked] = []
     backend = CpuBackend(isa=isa, num_threads=2, fuse=False, reuse=False)
     found = diff(graph, checkpoint, backend, report=seen.append)
@@ -55,6 +55,20 @@ def test_strict_modes(data: Path, model: str, activations: str) -> None:
 )
 def test_odd_shapes(shape: dict[str, Any], stored: str, isa: str) -> None:
     check(random_model(stored=stored, num_hidden_layers=1, **shape), "auto", isa)
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("activations", ["auto", "f32"])
+@pytest.mark.parametrize("model", ["arch/llama", "gguf/tiny-llama-q4_1.gguf"])
+def test_int8_caches(data: Path, model: str, activations: str, isa: str) -> None:
+    check(open_checkpoint(data / model), activations, isa, "int8")
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("window", [1, 16, 40])
+def test_windows(window: int, kv_dtype: str, isa: str) -> None:
+    check(random_model(**{**WINDOWS, "sliding_window": window}), "auto", isa, kv_dtype)
 
 
 @pytest.mark.long

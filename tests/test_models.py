@@ -16,7 +16,7 @@ from octavo.graph.ir import DType
 from octavo.models import build_graph, parts
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.spec import Checkpoint, CheckpointError
-from tests.random_model import CONFIG, InMemory, random_model
+from tests.random_model import CONFIG, WINDOWS, InMemory, random_model
 
 F32 = NDArray[np.float32]
 ARCH = ["arch/llama", "arch/llama_rope_linear", "arch/llama_rope_llama3"]
@@ -52,9 +52,12 @@ def naive_logits(model: InMemory, ids: list[int], inv_freq: list[float]) -> NDAr
             cache.append((np.array([rotate(head, position) for head in k]), v))
             heads = []
             for j, head in enumerate(q):
-                scores = np.array([rotate(head, position) @ keys[j // group] for keys, _ in cache]) / math.sqrt(d)
+                kinds = c.get("layer_types") or ["sliding_attention"] * len(caches)
+                window = c.get("sliding_window") if kinds[i] == "sliding_attention" else None
+                seen = cache[-window:] if window else cache
+                scores = np.array([rotate(head, position) @ keys[j // group] for keys, _ in seen]) / math.sqrt(d)
                 p_j = np.exp(scores - scores.max())
-                heads.append(sum(a * values[j // group] for a, (_, values) in zip(p_j / p_j.sum(), cache, strict=True)))
+                heads.append(sum(a * values[j // group] for a, (_, values) in zip(p_j / p_j.sum(), seen, strict=True)))
             x = x + apply(p + "self_attn.o_proj", np.concatenate(heads))
             h = norm(x, p + "post_attention_layernorm.weight")
             gate = apply(p + "mlp.gate_proj", h)
@@ -122,6 +125,10 @@ def test_own_rounding_stays_near(data: Path, name: str, activations: str) -> Non
             "hidden_size": 33,
             "intermediate_size": 31,
         },
+        {**WINDOWS, "sliding_window": 5},
+        {"architectures": ["MistralForCausalLM"], "sliding_window": 1},
+        {"architectures": ["MistralForCausalLM"], "sliding_window": 18},
+        {"architectures": ["MistralForCausalLM"], "sliding_window": None},
     ],
 )
 def test_against_an_independent_forward_pass(changes: dict[str, Any]) -> None:
@@ -213,8 +220,35 @@ def test_missing_keys_are_named(key: str) -> None:
         build_graph(model)
 
 
+def test_layers_of_one_window_form_a_group() -> None:
+    groups = build_graph(random_model(**WINDOWS)).groups
+    assert [(g.name, g.layers, g.window) for g in groups] == [("window40", (0, 2), 40), ("full", (1,), None)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sliding_window": 0}, "sliding_window = 0, expected a whole number"),
+        ({"sliding_window": "x"}, "sliding_window = 'x', expected a whole number"),
+        ({"sliding_window": None}, "layers of type sliding_attention and no sliding_window"),
+        ({"layer_types": ["full_attention"] * 2}, r"layer_types = .* expected one for each of 3 layers"),
+        ({"layer_types": 3}, "layer_types = 3, expected one for each"),
+        (
+            {"layer_types": ["full_attention", "chunked_attention", 1]},
+            "layer type 'chunked_attention' is not supported",
+        ),
+    ],
+)
+def test_windows_that_cannot_be_are_named(changes: dict[str, Any], message: str) -> None:
+    model = random_model(**WINDOWS)
+    model.config = {**model.config, **changes}
+    with pytest.raises(CheckpointError, match=message):
+        build_graph(model)
+
+
 def test_kv_type_follows_the_activations() -> None:
     model = random_model()
+    assert build_graph(model, "f32", "int8").groups[0].dtype is DType.I8
     assert [build_graph(model, a).groups[0].dtype for a in ("auto", "bf16", "f32")] == [
         DType.BF16, DType.BF16, DType.F32,
     ]  # fmt: skip
@@ -237,7 +271,7 @@ def test_every_served_fixture_family(fixtures: Path) -> None:
             refused[folder.name] = str(error)
         else:
             check_expected(checkpoint, np.load(folder / "expected.npz"))
-    assert {"llama", "llama_rope_linear", "llama_rope_llama3"}.isdisjoint(refused)
+    assert {"llama", "llama_rope_linear", "llama_rope_llama3", "mistral_swa"}.isdisjoint(refused)
     for name, message in refused.items():
         config = json.loads((fixtures / "arch" / name / "config.json").read_text())
         kind = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("rope_type")
