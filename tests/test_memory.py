@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo.config import ConfigError
-from octavo.engine.memory import check_weights, format_bytes, free_memory, size_kv
+from octavo.engine.memory import KvNeeds, KvSize, check_weights, format_bytes, free_memory, size_kv
 
 GIB = 2**30
 
@@ -74,8 +74,22 @@ def test_real_machine() -> None:
     assert free_memory() > 2**20
 
 
+def divide(
+    groups: list[KvNeeds],
+    wanted: int | None = None,
+    free: int = GIB,
+    *,
+    length: int = 1024,
+    seqs: int = 4,
+    step: int = 64,
+) -> KvSize:
+    return size_kv(
+        groups, max_model_len=length, max_num_seqs=seqs, max_step_tokens=step, wanted_bytes=wanted, free_bytes=free
+    )
+
+
 def size(wanted: int | None = None, free: int = GIB, *, length: int = 1024, seqs: int = 4, block: int = 16384) -> int:
-    kv = size_kv([block], max_model_len=length, max_num_seqs=seqs, wanted_bytes=wanted, free_bytes=free)
+    kv = divide([KvNeeds(block)], wanted, free, length=length, seqs=seqs)
     assert kv.total_bytes == kv.num_blocks[0] * block
     return kv.num_blocks[0]
 
@@ -104,9 +118,31 @@ def test_more_than_is_free_names_what_would_work() -> None:
 
 
 def test_groups_share_the_budget() -> None:
-    kv = size_kv([1000, 3000], max_model_len=160, max_num_seqs=2, wanted_bytes=40_000, free_bytes=GIB)
+    kv = divide([KvNeeds(1000), KvNeeds(3000)], 40_000, length=160, seqs=2)
     assert kv.num_blocks == [10, 10]
     assert ", 1 sequences of 160 tokens" in kv.describe(160)
+
+
+def test_a_window_takes_what_its_sequences_keep() -> None:
+    """4 sequences of at most 7 blocks, 4 blocks of a step, and 28 for prefixes that are reused."""
+    groups = [KvNeeds(1000), KvNeeds(1000, window=96)]
+    kv = divide(groups)
+    assert kv.num_blocks == [256, 60]
+    assert kv.longest == [64, 7]
+    assert kv.describe(1024).endswith(": 256 and 60 blocks of 16 tokens, 4 sequences of 1024 tokens at once")
+    assert divide(groups, 40_000, length=128).num_blocks == [20, 20], "short sequences take as much of either"
+    assert divide(groups, 80_000).num_blocks == [64, 16], "a long one has to fit"
+    assert divide(groups, 75_000).num_blocks == [64, 11]
+    with pytest.raises(ConfigError, match=r"max_model_len=1008 fits, or kv_cache_memory=75000 would work"):
+        divide(groups, 74_999)
+
+
+def test_windows_alone_share_the_budget() -> None:
+    groups = [KvNeeds(1000, window=32), KvNeeds(1000, window=96)]
+    assert divide(groups, 100_000).num_blocks == [50, 50]
+    with pytest.raises(ConfigError, match=r"kv_cache_memory=18000 would work"):
+        divide(groups, 10_000)
+    assert divide(groups, 18_000).num_blocks == [7, 11]
 
 
 def test_weights_that_do_not_fit_say_so() -> None:

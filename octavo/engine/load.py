@@ -18,7 +18,7 @@ from octavo.cache.store import BlockStore
 from octavo.cache.tiers import LONG_PREFIX, DiskTier
 from octavo.config import ConfigError, EngineConfig
 from octavo.engine.admission import Bounds
-from octavo.engine.memory import KvSize, check_weights, format_bytes, free_memory, size_kv
+from octavo.engine.memory import KvNeeds, KvSize, check_weights, format_bytes, free_memory, size_kv
 from octavo.engine.messages import Ready
 from octavo.engine.space import kv_space
 from octavo.graph.ir import Graph
@@ -100,9 +100,10 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         weights = backend.pack(graph, checkpoint, (lambda done, total: report("pack", done, total)) if report else None)
     with phase("kv"):
         kv = size_kv(
-            backend.block_bytes(graph),
+            [KvNeeds(n, group.window) for n, group in zip(backend.block_bytes(graph), graph.groups, strict=True)],
             max_model_len=max_model_len,
             max_num_seqs=config.max_num_seqs,
+            max_step_tokens=config.max_num_batched_tokens,
             wanted_bytes=config.kv_cache_memory,
             free_bytes=free_memory(),
         )

@@ -6,11 +6,14 @@ process leaves counts (Linux kernel documentation: cgroup-v2.rst "memory.max", c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from octavo.cache.blocks import BLOCK_SIZE, blocks_for
+from octavo.cache.window import most_blocks
 from octavo.config import ConfigError
 
 KV_SHARE = 0.8
@@ -23,29 +26,57 @@ class KvSize(NamedTuple):
     num_blocks: list[int]
     total_bytes: int
     block_bytes: int  # of one block in every group
+    longest: list[int]  # blocks that one sequence of the longest context holds at most, per group
 
     def describe(self, max_model_len: int) -> str:
         """The line printed at start."""
-        blocks = min(self.num_blocks)
+        blocks = " and ".join(map(str, self.num_blocks))
+        num_seqs = min(blocks / most for blocks, most in zip(self.num_blocks, self.longest, strict=True))
         return (
             f"KV cache {format_bytes(self.total_bytes)}: {blocks} blocks of {BLOCK_SIZE} tokens, "
-            f"{round(blocks / blocks_for(max_model_len), 1):g} sequences of {max_model_len} tokens at once"
+            f"{round(num_seqs, 1):g} sequences of {max_model_len} tokens at once"
         )
 
 
-def size_kv(
-    block_bytes: Sequence[int], *, max_model_len: int, max_num_seqs: int, wanted_bytes: int | None, free_bytes: int
-) -> KvSize:
-    """Divide the budget over the KV groups: each sequence takes one block of each group per 16 tokens.
+class KvNeeds(NamedTuple):
+    """What sequences take of a KV group: a block every 16 tokens, of which a window keeps the last ones."""
 
-    block_bytes: of one block, per group. wanted_bytes: None takes the smaller of KV_SHARE of free_bytes and what
-    max_num_seqs sequences of max_model_len tokens could ever use.
-    Raises ConfigError with the values that would work where not even one sequence fits.
+    block_bytes: int
+    window: int | None = None  # tokens
+
+
+def size_kv(
+    groups: Sequence[KvNeeds], *, max_model_len: int, max_num_seqs: int, max_step_tokens: int,
+    wanted_bytes: int | None, free_bytes: int,
+) -> KvSize:  # fmt: skip
+    """Divide the budget over the KV groups.
+
+    Groups without a window get as many blocks each. One with a window, beside such, needs no more than what
+    max_num_seqs sequences keep, a step of max_step_tokens, and as much again for prefixes that may be reused; where the
+    budget is small, it gives way down to what one sequence needs.
+    wanted_bytes: None takes the smaller of KV_SHARE of free_bytes and what max_num_seqs sequences of max_model_len
+    tokens could ever use. Raises ConfigError with the values that would work where not even one sequence fits.
     """
-    each = sum(block_bytes)
-    most = max_num_seqs * blocks_for(max_model_len)
+    step, mixed = blocks_for(max_step_tokens), any(group.window is None for group in groups)
+
+    def longest(group: KvNeeds, length: int) -> int:
+        spare = 0 if group.window is None else step  # blocks leave a window when the step is done
+        return min(blocks_for(length), most_blocks(length, group.window) + spare)
+
+    def divide(blocks: int, length: int, in_window: int = sys.maxsize) -> list[int]:
+        return [
+            max(longest(group, length), min(blocks, in_window, _useful(group, max_num_seqs, step) if mixed else blocks))
+            if group.window is not None
+            else blocks
+            for group in groups
+        ]
+
+    def cost(num_blocks: Sequence[int]) -> int:
+        return sum(n * group.block_bytes for n, group in zip(num_blocks, groups, strict=True))
+
+    least, most = blocks_for(max_model_len), max_num_seqs * blocks_for(max_model_len)
     if wanted_bytes is None:
-        budget = min(int(KV_SHARE * free_bytes), most * each)
+        budget = min(int(KV_SHARE * free_bytes), cost(divide(most, max_model_len)))
         source = f"{KV_SHARE:.0%} of the {format_bytes(free_bytes)} of free memory is {format_bytes(budget)}"
     else:
         budget = wanted_bytes
@@ -55,17 +86,38 @@ def size_kv(
                 f"kv_cache_memory is {format_bytes(budget)}, but {format_bytes(free_bytes)} of memory are free: "
                 f"kv_cache_memory={int(KV_SHARE * free_bytes)} would work"
             )
-    blocks = budget // each
-    needed = blocks_for(max_model_len)
-    if blocks < needed:
-        fits = blocks * BLOCK_SIZE
+    needed = cost(divide(least if mixed else 0, max_model_len, in_window=0))
+    if budget < needed:
+        fits = _most(max_model_len, lambda n: cost(divide(blocks_for(n) if mixed else 0, n, in_window=0)) <= budget)
+        fits -= fits % BLOCK_SIZE
         advice = f"max_model_len={fits} fits, or " if fits else ""
         raise ConfigError(
             f"the KV cache cannot hold one sequence of max_model_len={max_model_len} tokens, which takes "
-            f"{format_bytes(needed * each)}: {source}. {advice}kv_cache_memory={needed * each} would work"
-            + ("" if needed * each <= free_bytes else " on a machine with that much free memory")
+            f"{format_bytes(needed)}: {source}. {advice}kv_cache_memory={needed} would work"
+            + ("" if needed <= free_bytes else " on a machine with that much free memory")
         )
-    return KvSize([blocks] * len(block_bytes), blocks * each, each)
+    bound = budget // min(group.block_bytes for group in groups)
+    blocks = _most(bound, lambda n: cost(divide(n, max_model_len)) <= budget)
+    num_blocks = divide(blocks, max_model_len)
+    if mixed and blocks < least:  # windows give way
+        in_window = _most(bound, lambda n: cost(divide(least, max_model_len, n)) <= budget)
+        num_blocks = divide(least, max_model_len, in_window)
+    return KvSize(
+        num_blocks,
+        cost(num_blocks),
+        sum(group.block_bytes for group in groups),
+        [most_blocks(max_model_len, group.window) for group in groups],
+    )
+
+
+def _useful(group: KvNeeds, max_num_seqs: int, step: int) -> int:
+    """Blocks of a window group beyond which more are of little use."""
+    return 2 * max_num_seqs * most_blocks(sys.maxsize, group.window) + step
+
+
+def _most(bound: int, works: Callable[[int], bool]) -> int:
+    """The largest number up to `bound` that works, where all below it do; 0 if none."""
+    return bisect.bisect_left(range(1, bound + 1), True, key=lambda n: not works(n))
 
 
 def check_weights(weight_bytes: int, free_bytes: int) -> None:
