@@ -208,10 +208,11 @@ def test_log_lines(data: Path) -> None:
         server.http.post(COMPLETIONS, json={"prompt": "x", "temperature": -1})
         code, errors = server.end()
     assert code == 0
-    whole, streamed, refused = map(json.loads, errors.splitlines())
+    lines = [json.loads(line) for line in errors.splitlines()]
+    whole, streamed = (line for line in lines if line["request_id"] == "one")
+    (refused,) = (line for line in lines if line["request_id"] != "one")
     assert "secret" not in errors
     for line in (whole, streamed):
-        assert line["request_id"] == "one"
         assert line["status"] == 200
         assert line["prompt_tokens"] == answer["usage"]["prompt_tokens"]
         assert line["output_tokens"] == 12
@@ -255,5 +256,5 @@ def test_tls(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--tls-cert", "--api-key-file"])
 def test_files_that_are_missing_are_told(data: Path, option: str) -> None:
-    with pytest.raises(RuntimeError, match=f"{option[2:6].replace('-', '_')}.*nowhere.pem.*No such file"):
+    with pytest.raises(RuntimeError, match="nowhere.pem.*: No such file"):
         Server(data / "arch" / "llama", option, "nowhere.pem")
