@@ -88,7 +88,7 @@ class EngineConfig:
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 16),
             ("max_model_len", 1),
-            ("disk_cache_size", 2**20),
+            ("disk_cache_size", 1),
         ):
             value = getattr(self, name)
             if value is None and name == "max_model_len":

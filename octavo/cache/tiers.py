@@ -111,7 +111,7 @@ class DiskTier:
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Keep what is still to be kept, within `seconds`, and end the threads. May be called again."""
-        if self._transfers is None:
+        if self._transfers is None or self._transfers.stopped:
             return
         atexit.unregister(self.stop)
         end = time.monotonic() + seconds
@@ -119,7 +119,6 @@ class DiskTier:
             self._copy_out(self._transfers, math.inf)
             time.sleep(0.001)  # for a buffer
         self._transfers.stop(max(0.0, end - time.monotonic()))
-        self._transfers = None
 
     @property
     def _store(self) -> BlockStore | None:

@@ -120,7 +120,7 @@ class Transfers:
         self.wants_buffer = False  # the engine has more to save than there were buffers
         self._saves: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._loads: queue.SimpleQueue[DiskLoad | None] = queue.SimpleQueue()
-        self._stopping = False
+        self.stopped = False
         self._failure = threading.Lock()
         self._writer = threading.Thread(target=self._write_all, name="octavo-disk-writer", daemon=True)
         self._reader = threading.Thread(target=self._read_all, name="octavo-disk-reader", daemon=True)
@@ -165,7 +165,8 @@ class Transfers:
         self._loads.put(None)
         self._saves.put(None)
         self._writer.join(seconds)
-        self._stopping = True
+        self.stopped = True
+        self.store = None
         self.load_buffers.give(np.empty(0, np.uint8))  # the reader may wait for one
         for thread in (self._writer, self._reader):
             thread.join(STOP_SECONDS)
@@ -183,7 +184,7 @@ class Transfers:
                 job = self._saves.get(timeout=REFRESH_SECONDS)
             except queue.Empty:
                 job = _Touch([], 0)
-            if job is None or self._stopping:
+            if job is None or self.stopped:
                 return
             self._guard(lambda job=job: self._write(job))  # type: ignore[misc]
             if isinstance(job, _Save):
@@ -225,7 +226,7 @@ class Transfers:
     # The reader
 
     def _read_all(self) -> None:
-        while (load := self._loads.get()) is not None and not self._stopping:
+        while (load := self._loads.get()) is not None and not self.stopped:
             self._guard(lambda load=load: self._read(load))  # type: ignore[misc]
             load.was_read = True
             self.wake()
@@ -234,7 +235,7 @@ class Transfers:
         for piece in load.pieces:
             buffer = self.load_buffers.wait()
             store = self.store
-            if load.cancelled.is_set() or self._stopping or store is None:
+            if load.cancelled.is_set() or self.stopped or store is None:
                 self.load_buffers.give(buffer)
                 return
             started = time.perf_counter()

@@ -125,9 +125,9 @@ class EngineClient:
         if id in self._streams:
             self._send(Abort(id, choice))
 
-    async def explain(self, prefix: str) -> list[Explanation]:
-        """Of the requests whose id begins with `prefix`, live or ended not long ago. Raises EngineDead."""
-        return (await self._ask(Explain(next(self._tickets), prefix))).explanations
+    async def explain(self, id: str) -> list[Explanation]:
+        """Of the request `id`, or of `id`-0, `id`-1 and so on, live or ended not long ago. Raises EngineDead."""
+        return (await self._ask(Explain(next(self._tickets), id))).explanations
 
     async def flush(self) -> int:
         """Forget the cached blocks that no live request uses; how many these were. Raises EngineDead."""

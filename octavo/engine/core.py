@@ -5,15 +5,24 @@ from __future__ import annotations
 import os
 import select
 import time
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from octavo.config import EngineConfig
 from octavo.engine.load import Report, load
 from octavo.engine.messages import Abort, Add, Progress, Stats, StepOutput
+from octavo.explain import Explanation
 from octavo.request import FinishReason, ParameterError, Request
+from octavo.sched.beam import BeamSearch
+from octavo.sched.constraint import Constraint
 from octavo.sched.live import Update
 from octavo.sched.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from octavo.grammar.compiler import Compiler
 
 
 class Engine:
@@ -34,10 +43,24 @@ class Engine:
         self._ended: list[Progress] = []  # of requests that ended outside of a step
         self._steps = 0
         self._step_seconds = 0.0
+        self._compiler: Compiler | None = None  # made for the first grammar
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable after `wake`, until the next step
+        self._tier = self.loaded.tier
+        if self._tier is not None:
+            prefill_seconds = self._scheduler.cost.prefill_seconds
+            self._tier.start(os.dup(self.wakeup), partial(prefill_seconds, chunk=self.loaded.limits.max_tokens))
+
+    def close(self) -> None:
+        """Keep on disk what is to be kept there, within seconds. The engine is of no use afterwards."""
+        if self._tier is not None:
+            self._tier.stop()
 
     def __del__(self) -> None:
         if hasattr(self, "wakeup"):
+            if self._tier is not None:
+                self._tier.stop(0.0)
+            if self._compiler is not None:
+                self._compiler.close()
             os.close(self.wakeup)
 
     def add(self, add: Add) -> None:
@@ -47,15 +70,29 @@ class Engine:
             raise ParameterError("id", f"a request with the id {add.id} is being served")
         now = time.monotonic()
         params = add.params
-        for choice in range(add.params.n):
+        for choice in range(1 if params.use_beam_search else params.n):
             request = Request(
                 add.id, choice, add.prompt_ids, params, add.seed, self.bounds.eos_ids, add.terms, arrival=now
             )
+            search = BeamSearch(request, self.bounds.max_model_len) if params.use_beam_search else None
+            self._constrain(request)
             try:
-                self._scheduler.add(request)
+                self._scheduler.add(search.first if search else request, search)
             except ValueError as e:
                 raise ParameterError("max_tokens", str(e)) from None
             params = msgspec.structs.replace(add.params, prompt_logprobs=None)  # the prompt is scored once
+
+    def _constrain(self, request: Request) -> None:
+        """A request with a grammar waits until it is compiled."""
+        params = request.params
+        if params.structured is not None:
+            if self._compiler is None:
+                self._compiler = _compiler(self)
+            compilation = self._compiler.compile(params.structured)
+            request.gates.append(compilation)
+            request.constraint = Constraint(request, compilation.start)
+        elif params.reasoning is not None and params.reasoning.budget is not None:
+            request.constraint = Constraint(request, None)
 
     def abort(self, abort: Abort) -> None:
         """End a request or one choice of it; its blocks are free at once. Unknown ids have ended already."""
@@ -79,6 +116,16 @@ class Engine:
                 )
             )
 
+    def explain(self, id: str) -> list[Explanation]:
+        """Of the choices of the request `id`, or of `id`-0, `id`-1 and so on: live ones, and the last that have ended."""
+        return self._scheduler.explain(id)
+
+    def flush(self) -> int:
+        """Forget the cached blocks that no live request uses, how many these were, and those on disk."""
+        if self._tier is not None:
+            self._tier.flush()
+        return self.loaded.cache.flush()
+
     def wake(self) -> None:
         """A gate has opened. From any thread."""
         os.eventfd_write(self.wakeup, 1)
@@ -96,15 +143,24 @@ class Engine:
         """Compute one step. None when there was nothing to do or to tell."""
         started = time.perf_counter()
         self._sleep_again()
+        if self._tier is not None:
+            self._tier.work()
         step = self._scheduler.schedule()
         ended, self._ended = self._ended, []
         ended += map(_progress, self._scheduler.dropped())
         if step is None:
             return StepOutput(self._epoch, ended, self.stats()) if ended else None
         result = self._program.run(self._batches.build(step)).result()
+        if self._tier is not None:
+            for request in step.prompts_done():
+                self._tier.offer(request, request.num_cached)
         updates = self._scheduler.commit(step, result)
         self._steps += 1
-        self._step_seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        if self._tier is not None:
+            self._tier.stepped(seconds)
+        self._step_seconds += seconds
+        self._scheduler.took(step, seconds)
         return StepOutput(self._epoch, ended + [_progress(u) for u in updates], self.stats())
 
     def _sleep_again(self) -> None:
@@ -115,11 +171,25 @@ class Engine:
             pass
 
     def stats(self) -> Stats:
-        return Stats(steps=self._steps, step_seconds=self._step_seconds, **self._scheduler.stats())
+        disk: dict[str, Any] = dict(self._tier.stats()) if self._tier is not None else {}
+        return Stats(steps=self._steps, step_seconds=self._step_seconds, **self._scheduler.stats(), **disk)
+
+
+def _compiler(engine: Engine) -> Compiler:
+    """Loaded on use: most models are served without grammars, and start faster so."""
+    from octavo.grammar.compiler import Compiler
+
+    wake = weakref.WeakMethod(engine.wake)
+    bounds = engine.bounds
+    return Compiler(engine.config.model, bounds.vocab_size, bounds.eos_ids, lambda: (wake() or _nothing)())
+
+
+def _nothing() -> None:
+    """The engine has gone."""
 
 
 def _progress(update: Update) -> Progress:
-    request = update.request
+    request, live = update.request, update.live
     index = len(request.output_ids) - len(update.token_ids)
     first = index == 0 and (bool(update.token_ids) or request.finish_reason is not None)
     return Progress(
@@ -133,4 +203,8 @@ def _progress(update: Update) -> Progress:
         request.prompt_logprobs if first else [],
         update.error,
         update.param,
+        update.logprob,
+        min(request.num_computed, len(request.prompt_ids)),
+        live.num_disk if first and live else 0,
+        sum(live.waits.values()) if first and live else 0.0,
     )

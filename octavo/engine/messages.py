@@ -42,10 +42,10 @@ class Abort(msgspec.Struct, tag="abort", frozen=True):
 
 
 class Explain(msgspec.Struct, tag="explain", frozen=True):
-    """Ask for the Explanations of requests whose id begins with `prefix`: live ones, and some that have ended."""
+    """Ask for the Explanations of the request `id`, or of `id`-0, `id`-1 and so on: live ones, and the last that ended."""
 
     ticket: int
-    prefix: str
+    id: str
 
 
 class Flush(msgspec.Struct, tag="flush", frozen=True):
@@ -75,8 +75,9 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None  # why, when finish_reason is ERROR
     param: str | None = None  # the field at fault, where the error is the client's
     logprob: float | None = None  # of all tokens together, with the whole answer of a beam search
-    explanation: Explanation | None = None  # with the last of a choice
     num_computed: int = 0  # prompt tokens in the cache by now, cached ones included
+    num_disk: int = 0  # of num_cached, those from disk; this and the next are sent with the first token
+    queue_seconds: float = 0.0  # until it was admitted, and while it was preempted
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,19 @@ import zmq
 
 from octavo.config import ConfigError
 from octavo.engine.core import Engine
-from octavo.engine.messages import Abort, Add, Command, Failed, Launch, Ready, Shutdown, StepOutput
+from octavo.engine.messages import (
+    Abort,
+    Add,
+    Command,
+    Event,
+    Explain,
+    Failed,
+    Flush,
+    Launch,
+    Reply,
+    Shutdown,
+    StepOutput,
+)
 from octavo.graph.verify import GraphError
 from octavo.request import ParameterError
 from octavo.weights.spec import CheckpointError
@@ -41,7 +53,7 @@ class Channel:
         self._decoder = msgspec.msgpack.Decoder(Command)
         self._encoder = msgspec.msgpack.Encoder()
 
-    def send(self, event: StepOutput | Ready | Failed) -> None:
+    def send(self, event: Event) -> None:
         self._events.send(self._encoder.encode(event), zmq.NOBLOCK)
 
     def wait(self, milliseconds: int, wakeup: int) -> None:
@@ -75,7 +87,9 @@ def serve(engine: Engine, channel: Channel, launch: Launch) -> None:
         while (command := channel.receive()) is not None:
             if isinstance(command, Shutdown):
                 return
-            _apply(engine, command)
+            reply = _apply(engine, command)
+            if reply is not None:
+                channel.send(reply)
         output = engine.step()
         if output is not None:
             channel.send(output)
@@ -88,14 +102,20 @@ def serve(engine: Engine, channel: Channel, launch: Launch) -> None:
                 channel.send(StepOutput(launch.epoch, [], engine.stats()))
 
 
-def _apply(engine: Engine, command: Add | Abort) -> None:
-    if isinstance(command, Abort):
-        engine.abort(command)
-        return
-    try:
-        engine.add(command)
-    except ParameterError as e:
-        engine.fail(command, e)
+def _apply(engine: Engine, command: Add | Abort | Explain | Flush) -> Reply | None:
+    match command:
+        case Add():
+            try:
+                engine.add(command)
+            except ParameterError as e:
+                engine.fail(command, e)
+        case Abort():
+            engine.abort(command)
+        case Explain():
+            return Reply(command.ticket, explanations=engine.explain(command.id))
+        case Flush():
+            return Reply(command.ticket, num_blocks=engine.flush())
+    return None
 
 
 def main() -> int:
@@ -109,6 +129,7 @@ def main() -> int:
         gc.freeze()  # what is loaded stays: never walk over it again
         channel.send(engine.loaded.ready(launch.epoch, python_seconds))
         serve(engine, channel, launch)
+        engine.close()
     except (ConfigError, GraphError, CheckpointError) as e:
         channel.send(Failed(str(e)))
         return 1
