@@ -44,32 +44,23 @@ class Harmony(MessageParser):
 
     def _message(self) -> Steps[None]:
         header: list[str] = []
-        self.thinks = True  # until the channel is known: a header belongs to what it heads
         mark = yield from self._until((MESSAGE, *ENDS), header.append)
+        if mark != MESSAGE:
+            return
         text = "".join(header).replace(START, "").replace(CHANNEL, " ").replace(CONSTRAIN, " ")
         recipient = _RECIPIENT.search(text)
-        self.thinks = "analysis" in text.split()
-        if mark != MESSAGE:
-            self.thinks = False
-            return
-        write: Write
         if recipient is not None and recipient[1].startswith("functions."):
-            self.thinks = False
             write = self._begin_call(recipient[1].removeprefix("functions."))
             yield from self._space()
             yield from self._value(write)
             yield from self._until((START, *ENDS), drop)
-            return
-        if (
-            recipient is not None or self.thinks
-        ):  # a recipient that is no function is a tool within the model's thoughts
+        elif recipient is not None or "analysis" in text.split():  # a tool that is no function is part of its thoughts
             self.thinks = True
             yield from self._text_of_message(self._write_reasoning, self._has_reasoned)
-            self._has_reasoned = True
+            self.thinks, self._has_reasoned = False, True
         else:
             yield from self._text_of_message(self._write_content, self._has_content)
             self._has_content = True
-        self.thinks = False
 
     def _text_of_message(self, write: Write, again: bool) -> Steps[None]:
         """again: a paragraph of its own behind earlier ones."""
