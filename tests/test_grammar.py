@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
+import msgspec
 import numpy as np
 import pytest
 from llguidance import LLTokenizer
@@ -21,6 +22,7 @@ from octavo.grammar.matcher import Matcher
 from octavo.grammar.source import MAX_NESTING, Refused, compiled, grammar_of
 from octavo.grammar.vocabulary import load_vocabulary
 from octavo.request import MAX_STRUCTURED, ParameterError, Structured
+from octavo.server.structured import StructuredFields
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from tests.schemas import SCHEMAS
 
@@ -147,6 +149,23 @@ def test_special_tokens_are_no_text(vocabulary: LLTokenizer, tokenizer: Tokenize
         assert allowed(matcher(Structured("lark", f'start: {name} "a"'), vocabulary)) == [1]
 
 
+def test_a_trigger_obliges_to_its_tag(vocabulary: LLTokenizer, tokenizer: Tokenizer) -> None:
+    tags = [{"begin": f"<call={name}>", "schema": {"const": name}, "end": "</call>"} for name in ("f", "g")]
+    format = {"type": "structural_tag", "structures": tags, "triggers": ["<call="]}
+    structured = msgspec.convert({"response_format": format}, StructuredFields).structured()
+    assert structured is not None
+    for text in ("any text", 'a <call=f>"f"</call> b', '<call=g>"g"</call><call=f>"f"</call>', "<cal"):
+        walk = matcher(structured, vocabulary)
+        for token in tokenizer.encode(text, add_special_tokens=False):
+            walk.accept(token)
+        assert walk.error is None and END in allowed(walk), text
+    for text in ("<call=h>", '<call=f>"g"', '<call=f>"f"</tool>'):
+        walk = matcher(structured, vocabulary)
+        for token in tokenizer.encode(text, add_special_tokens=False):
+            walk.accept(token)
+        assert walk.error is not None, text
+
+
 def test_blanks_are_bounded(vocabulary: LLTokenizer, tokenizer: Tokenizer) -> None:
     """Between two parts of JSON is a space, or a new line with its indent: nothing that could go on for ever."""
     walk = matcher(Structured.json_schema({"type": "object", "properties": {"a": {}}, "required": ["a"]}), vocabulary)
@@ -205,7 +224,7 @@ def test_replay_gives_the_same_masks(vocabulary: LLTokenizer) -> None:
         ({"$ref": "https://example.com/schema.json"}, ["https://example.com/schema.json"]),
         ({"type": "objct"}, ["objct"]),
         ({"type": "integer", "minimum": 5, "maximum": 2}, ["minimum"]),
-        ({"$ref": "#"}, ["no text can match"]),
+        ({"$ref": "#"}, ["no token can begin"]),
         (False, ['"not"']),
     ],
     ids=str,

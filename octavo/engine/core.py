@@ -52,6 +52,8 @@ class Engine:
 
     def close(self) -> None:
         """Keep on disk what is to be kept there, within seconds. The engine is of no use afterwards."""
+        if self._compiler is not None:
+            self._compiler.close()
         if self._tier is not None:
             self._tier.stop()
 

@@ -87,11 +87,10 @@ class Compiler:
         return compilation
 
     def close(self) -> None:
-        """Ends the process for trials."""
+        """Ends the process for trials, and with it what the threads wait for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        with self._lock:
-            if self._trials is not None:
-                self._trials.close()
+        if self._trials is not None:
+            self._trials.close()
 
     def _shrink(self) -> None:
         num_bytes = sum(compilation.num_bytes for compilation in self._cache.values())

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 import re
+from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from octavo.request import Structured
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 WHITESPACE = r"\x20|\n[\x20\x09]{0,32}"
 """Between the parts of JSON, at most once at a place: a small model could go on with blanks for ever."""
@@ -59,7 +63,7 @@ def compiled(structured: Structured, grammar: str, tokenizer: LLTokenizer) -> LL
         raise Refused(f"the {structured.kind} has what cannot be honoured: {'; '.join(ignored)}")
     matcher.compute_bitmask()
     if matcher.is_error():
-        raise Refused(f"no text can match the {structured.kind}: {_first_line(matcher.get_error())}")
+        raise Refused(f"no token can begin the {structured.kind}: {_first_line(matcher.get_error())}")
     return matcher
 
 
@@ -76,7 +80,10 @@ def _of_schema(text: str) -> str:
         raise Refused(f"the schema is nested deeper than {MAX_NESTING} levels")
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
-    return str(LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": WHITESPACE}))
+    options = schema.get("x-guidance")
+    compact = isinstance(options, dict) and "whitespace_flexible" in options
+    defaults: JsonCompileOptions = {} if compact else {"whitespace_pattern": WHITESPACE}
+    return str(LLMatcher.grammar_from_json_schema(schema, defaults=defaults))
 
 
 def _of_choices(text: str) -> str:

@@ -7,6 +7,7 @@ or nothing where the fork was killed.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -23,6 +24,9 @@ from octavo.request import Structured
 
 CPU_SECONDS = 4
 MEMORY_BYTES = 96 << 20
+
+PR_SET_PDEATHSIG = 1
+"""Linux's prctl: the signal that comes when the parent ends."""
 
 NICENESS = 10
 """A tenth of a core where others want it."""
@@ -65,6 +69,7 @@ def main() -> None:
 
 def _do(job: socket.socket, vocabulary: LLTokenizer) -> None:
     structured = msgspec.msgpack.decode(b"".join(iter(lambda: job.recv(1 << 16), b"")), type=Structured)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     held, reserved = _memory()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))

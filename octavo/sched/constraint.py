@@ -45,6 +45,7 @@ class Constraint:
         self._allowed = mask_of(params.allowed_token_ids) if params.allowed_token_ids is not None else None
         self._early = mask_of(sorted(request.stop_ids | request.eos_ids)) if params.min_tokens else None
         self._later = mask_of(sorted(request.eos_ids)) if params.ignore_eos else None
+        self._thoughts: U32 | None = None  # what may be thought before a grammar
         self._num_seen = -1  # output tokens that `_words` is behind
         self._words: U32 | None = None
         self._applies = False
@@ -103,6 +104,8 @@ class Constraint:
             words = self._at().words()
             if opening is not None:
                 words = _either(words, mask_of([opening]))
+        elif thinks and self._start is not None:  # an output that ends here would miss what the grammar asks for
+            words = self._endless()
         if self._allowed is not None:
             words = self._allowed if words is None else _both(words, self._allowed)
         if words is None:
@@ -114,6 +117,13 @@ class Constraint:
                 "no token is left: the grammar and allowed_token_ids exclude each other"
             )
         return words
+
+    def _endless(self) -> U32:
+        """All tokens but those that end the output."""
+        if self._thoughts is None:
+            words = ~np.zeros_like(self._at().words())
+            self._thoughts = words & ~_wide(mask_of(sorted(self._request.eos_ids)), len(words))
+        return self._thoughts
 
     def _without_ends(self, words: U32) -> U32:
         """`words` with the ends held back, unless nothing else is left: a complete output ends whatever was asked."""

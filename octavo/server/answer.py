@@ -86,10 +86,12 @@ class Answer:
             told["index"] = prompt
         return self._bare({"prompt_progress": told})
 
-    def closing(self) -> list[bytes]:
-        """Usage, where asked for, and the end mark."""
-        usage = [self._bare({"usage": self._usage()})] if self._include_usage else []
-        return [*usage, b"data: [DONE]\n\n"]
+    async def closing(self) -> list[bytes]:
+        """Usage and explanation, where asked for, and the end mark. Raises ApiError."""
+        beside = await self._explained()
+        if self._include_usage:
+            beside["usage"] = self._usage()
+        return [*([self._bare(beside)] if beside else []), b"data: [DONE]\n\n"]
 
     async def body(self) -> dict[str, Any]:
         """The whole answer, not streamed. Raises ApiError."""
@@ -112,10 +114,17 @@ class Answer:
             if self._return_token_ids:
                 entry |= {"token_ids": whole.token_ids, "prompt_token_ids": self._prompt_ids(choice)}
             choices.append(entry)
+        beside |= await self._explained()
         body = {**self._head, "choices": choices, **beside, "usage": self._usage()}
         if self.request.return_sampling_params:
             body["sampling_params"] = sampling_values(self.generation.params)
         return body
+
+    async def _explained(self) -> dict[str, Any]:
+        if not self.request.explain:
+            return {}
+        await self.generation.explain()
+        return {"octavo": {"choices": self.generation.explained()}}
 
     def _bare(self, beside: dict[str, Any]) -> bytes:
         """A chunk without choices."""
@@ -147,19 +156,29 @@ class Answer:
 
 
 async def events(answer: Answer) -> AsyncGenerator[bytes, None]:
-    """The answer as server-sent events. Ending the iteration early aborts what is left."""
+    """The answer as server-sent events. Ending the iteration early aborts what is left.
+
+    Raises ApiError where a grammar is refused before anything came.
+    """
+    opening = answer.opening()
+    waits = answer.generation.params.structured is not None  # compiling may refuse it
     try:
-        for event in answer.opening():
-            yield event
+        while opening and not waits:
+            yield opening.pop(0)
         async with aclosing(answer.generation.deltas()) as deltas:
             async for choice, delta in deltas:
+                waits = False
+                while opening:
+                    yield opening.pop(0)
                 if delta.is_progress:
                     yield answer.progress(answer.generation.prompt_of(choice))
                 elif event := answer.chunk(choice, delta):
                     yield event
-        for event in answer.closing():
+        for event in await answer.closing():
             yield event
     except ApiError as e:
+        if waits:
+            raise
         yield e.event()
 
 

@@ -20,28 +20,34 @@ from octavo.server.completions import completion
 from octavo.server.debug import add_debug_routes
 from octavo.server.errors import ApiError, json_response
 from octavo.server.files import files_router
+from octavo.server.openapi import add_openapi_route
 from octavo.server.routes import ANSWERS, CHAT, COMPLETIONS, GENERATION_PATHS, answer_whole, generate
 from octavo.server.service import Service
 from octavo.server.streams import add_stream_routes
 
 
-def create_app(service: Service) -> ASGIApp:
+def routes(service: Service) -> FastAPI:
+    """All of them, without what surrounds each call."""
     app = FastAPI(title="Octavo", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.post(COMPLETIONS)
     async def completions(http: Request) -> Response:
+        """The text that goes on where each prompt ends."""
         return await generate(service, http, completion)
 
     @app.post(CHAT)
     async def chat_completions(http: Request) -> Response:
+        """The next message of a conversation."""
         return await generate(service, http, chat)
 
     @app.get("/v1/models")
     async def models() -> Response:
+        """The model that is served."""
         return json_response({"object": "list", "data": [_card(service)]})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
+        """The same, by its name."""
         service.check_model(name)
         return json_response(_card(service))
 
@@ -59,6 +65,7 @@ def create_app(service: Service) -> ASGIApp:
 
     @app.get("/metrics")
     async def metrics() -> Response:
+        """Prometheus series."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     add_stream_routes(app, service)
@@ -68,7 +75,10 @@ def create_app(service: Service) -> ASGIApp:
 
     @app.get("/version")
     async def version() -> Response:
+        """Of the server."""
         return json_response({"version": __version__})
+
+    add_openapi_route(app)
 
     @app.exception_handler(ApiError)
     async def refused(http: Request, error: ApiError) -> Response:
@@ -91,6 +101,11 @@ def create_app(service: Service) -> ASGIApp:
         call_of(http).error = f"{type(error).__name__}: {error}"
         return ApiError(500, f"internal error: {type(error).__name__}").response()
 
+    return app
+
+
+def create_app(service: Service) -> ASGIApp:
+    app = routes(service)
     config = service.config
     layered: ASGIApp = Calls(app, service.keys, service.metrics, service.tracer, GENERATION_PATHS, config.request_log)
     if config.cors_origins:

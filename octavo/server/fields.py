@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from octavo.request import ParameterError, SamplingParams
 from octavo.server.errors import bad_request
+from octavo.server.structured import StructuredFields
 
 MAX_PRIORITY = 2**31 - 1
 """Of either sign."""
@@ -39,7 +40,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: Annotated[bool | None, about("Only false: chunks are not padded.")] = None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
+class GenerationRequest(StructuredFields, kw_only=True):
     """Fields that both APIs share. Null means the same as absent."""
 
     REFUSED: ClassVar[dict[str, Refused]] = {}
@@ -67,6 +68,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     dynatemp_exponent: Annotated[float | None, about("How entropy maps to temperature.")] = None
     dynatemp_range: Annotated[float | None, about("Temperature from -range, sure, to +range, open.")] = None
     early_stopping: Annotated[bool | str | None, about('Beam search: true, false or "never".')] = None
+    explain: Annotated[bool | None, about("Tell for each choice what came from the cache, and what it waited for.")] = (
+        None
+    )
     frequency_penalty: Annotated[float | None, about("-2 to 2, times the occurrences in the output.")] = None
     ignore_eos: Annotated[bool | None, about("The end of sequence does not end the output.")] = None
     include_stop_str_in_output: Annotated[bool | None, about("Keep the stop string in the text.")] = None
@@ -159,6 +163,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
             max_tokens=self.output_limit(),
             logprobs=self.wanted_logprobs(),
             prompt_logprobs=self.wanted_prompt_logprobs(),
+            structured=self.structured(),
         )
 
     def wanted_prompt_logprobs(self) -> int | None:
@@ -193,15 +198,7 @@ _NO_CODE = "no code of a request is run"
 
 REFUSED: dict[str, Refused] = {
     "cache_prompt": Refused("the prefix cache is exact and always on; cache_salt keeps requests apart", (True,)),
-    "grammar": Refused(_USE_STRUCTURED),
-    "guided_choice": Refused(_USE_STRUCTURED),
-    "guided_decoding_backend": Refused("there is one backend, llguidance"),
-    "guided_grammar": Refused(_USE_STRUCTURED),
-    "guided_json": Refused(_USE_STRUCTURED),
-    "guided_regex": Refused(_USE_STRUCTURED),
-    "guided_whitespace_pattern": Refused(_USE_STRUCTURED),
     "id_slot": Refused("there are no slots to choose", (-1,)),
-    "json_schema": Refused(_USE_STRUCTURED),
     "kv_transfer_params": Refused("KV blocks are not sent between servers"),
     "logits_processors": Refused(_NO_CODE, ([],)),
     "lora": Refused("no adapters are loaded", ([],)),
@@ -216,11 +213,9 @@ REFUSED: dict[str, Refused] = {
     "post_sampling_probs": Refused("logprobs are of the model's own distribution", (False,)),
     "repetition_detection": Refused("use dry_multiplier"),
     "response_fields": Refused("answers have all of their fields", ([],)),
-    "response_format": Refused("not supported yet", ({"type": "text"},)),
     "return_tokens": Refused("use return_token_ids", (False,)),
     "spaces_between_special_tokens": Refused("special tokens are joined as they are", (True,)),
     "structural_tag": Refused(_USE_STRUCTURED),
-    "structured_outputs": Refused("not supported yet"),
     "t_max_predict_ms": Refused("use max_tokens", (0, -1)),
     "tfs_z": Refused("use typical_p", (1,)),
     "timings_per_token": Refused("times are measured at /metrics", (False,)),

@@ -17,6 +17,7 @@ from octavo.engine.messages import Add, Progress
 from octavo.request import PLAIN, FinishReason, ParameterError, SamplingParams, Terms, TokenLogprobs
 from octavo.server.calls import Call
 from octavo.server.errors import ApiError, bad_request
+from octavo.server.explained import Explanations, by_prompt, prompt_details, written
 from octavo.server.metrics import Metrics
 from octavo.text.output import ChoiceOutput, Delta, best_of
 from octavo.text.tokenizer import Tokenizer
@@ -97,6 +98,8 @@ class Generation:
         self.prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # prompt -> scores of its tokens 1..
         self.num_cached = [0] * len(prompts)
         self.num_computed = [0] * len(prompts)  # where terms ask for it, until the first token
+        self.explanations: Explanations = {}  # of all candidates, where `explain` was called
+        self._chosen: Sequence[int] = range(len(self.outputs))  # candidates that are the answer
         self.caller = call.caller.name
         self._aborted = False
         self._live = live
@@ -127,6 +130,7 @@ class Generation:
             for first in range(0, len(kept), self._asked.n)
             for i in best_of(self.outputs[first : first + self._asked.n], self.params.n)
         ]
+        self._chosen = chosen
         self.outputs = [self.outputs[candidate] for candidate in chosen]
         for choice, candidate in enumerate(chosen):
             for delta in kept[candidate]:
@@ -136,6 +140,8 @@ class Generation:
         """(index in `outputs`, delta) as they come, of all candidates."""
         started = time.monotonic()
         seen = [0.0] * len(self.outputs)
+        queued: dict[int, float] = {}  # by prompt, with the first token of its first choice
+        firsts: dict[int, float] = {}
         reason = FinishReason.ABORT
         num_open = len(self.outputs)
         if self.id in self._live:
@@ -162,8 +168,13 @@ class Generation:
                         self._call.outputs[choice] += delta.text
                     now = time.monotonic()
                     self._call.num_output_tokens += len(delta.token_ids)
+                    if progress.choice == 0 and not seen[choice] and delta.token_ids:
+                        self._metrics.looked_up(
+                            len(self.prompts[p].token_ids), progress.num_cached - progress.num_disk, progress.num_disk
+                        )
+                        queued[p], firsts[p] = progress.queue_seconds, now
                     if self._call.first_token is None and delta.token_ids:
-                        self._call.first_token = now
+                        self._call.first_token, self._call.queue_seconds = now, progress.queue_seconds
                     self._metrics.tokens(len(delta.token_ids), now - (seen[choice] or started), not seen[choice])
                     seen[choice] = now
                     if progress.param is not None:
@@ -172,6 +183,9 @@ class Generation:
                         delta.finish_reason is FinishReason.ABORT and not self._aborted
                     ):
                         raise ApiError(500, delta.error or "the request was aborted by the engine", code="engine_error")
+                    if delta.finish_reason is not None and progress.choice == 0 and p in firsts:
+                        waited = started + queued[p]
+                        self._metrics.phases(queued[p], max(0.0, firsts[p] - waited), now - firsts[p])
                     num_open -= delta.finish_reason is not None
                     if delta.finish_reason is not None and progress.finish_reason is None and num_open:  # a stop string
                         self._client.abort(self._adds[p].id, progress.choice)
@@ -196,6 +210,23 @@ class Generation:
             self._call.num_cached_tokens = sum(self.num_cached)
             self._metrics.end(reasons, sum(self.num_cached), time.monotonic() - started)
 
+    async def explain(self) -> None:
+        """After the last delta: fetch the explanations. Raises ApiError."""
+        try:
+            self.explanations = by_prompt(await self._client.explain(self.id))
+        except EngineDead as e:
+            raise ApiError(500, str(e), code="engine_dead") from None
+
+    def explained(self) -> list[dict[str, Any]]:
+        """Of each choice, after `explain`. Of very many choices the engine remembers only the last."""
+        entries = []
+        for choice, candidate in enumerate(self._chosen):
+            explanation = self.explanations.get(divmod(candidate, self._asked.n))
+            if explanation is not None:
+                state = str(self.outputs[choice].finish_reason)  # stop strings are found here
+                entries.append({"index": choice, **written(explanation), "state": state})
+        return entries
+
     def abort(self) -> None:
         """End the choices that are open: the last delta of each has the finish reason "abort"."""
         self._aborted = True
@@ -205,13 +236,16 @@ class Generation:
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object: each prompt counts once; tokens behind a stop string do not count, nor do candidates
         that are not returned."""
+        details: dict[str, Any] = {"cached_tokens": sum(self.num_cached)}
+        if self.explanations:
+            details |= prompt_details(self.explanations, len(self.prompts))
         prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
         completion_tokens = sum(output.num_tokens for output in self.outputs)
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self.num_cached)},
+            "prompt_tokens_details": details,
         }
 
 

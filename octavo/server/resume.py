@@ -78,6 +78,8 @@ class ResumableStream:
                         self._num_bytes -= len(self._events.popleft())
                         self._first += 1
                     self._more.set()
+        except ApiError as e:  # refused before anything came
+            self._events.append(e.event())
         finally:
             self._ended = True
             self._more.set()

@@ -22,18 +22,38 @@ class EventStream(Response):
     """Server-sent events. A slow reader holds up only its own stream."""
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], headers: dict[str, str], ping_seconds: float, status: int = 200
+        self,
+        events: AsyncGenerator[bytes, None],
+        headers: dict[str, str],
+        ping_seconds: float,
+        status: int = 200,
+        *,
+        waits: bool = False,
     ) -> None:
-        """ping_seconds: a comment is sent where nothing else was for so long; 0: never."""
+        """ping_seconds: a comment is sent where nothing else was for so long; 0: never. waits: the status is sent with
+        the first event, and is that of the ApiError which `events` raises instead."""
         super().__init__(None, status, {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         self.headers["content-type"] = "text/event-stream; charset=utf-8"
         del self.headers["content-length"]
         self._events = events
         self._ping_seconds = ping_seconds
+        self._waits = waits
+        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._waits:
+            await self._start(send)
+        try:
+            await _while_connected(receive, self._run(send))
+        except ApiError as e:
+            if not self._started:
+                await e.response()(scope, receive, send)
+            else:
+                await send({"type": "http.response.body", "body": e.event(), "more_body": False})
+
+    async def _start(self, send: Send) -> None:
+        self._started = True
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await _while_connected(receive, self._run(send))
 
     async def _run(self, send: Send) -> None:
         last, sending = time.monotonic(), asyncio.Lock()
@@ -41,6 +61,8 @@ class EventStream(Response):
         async def send_part(part: bytes) -> None:
             nonlocal last
             async with sending:
+                if not self._started:
+                    await self._start(send)
                 await send({"type": "http.response.body", "body": part, "more_body": True})
                 last = time.monotonic()
 

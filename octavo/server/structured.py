@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from octavo.request import ParameterError, Structured
 
@@ -55,16 +56,22 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
 class StructuredFields(msgspec.Struct, kw_only=True):
     """Fields of a request; at most one of them may ask for something."""
 
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: str | _Schema | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    guided_whitespace_pattern: str | None = None
-    guided_decoding_backend: Literal["auto", "guidance"] | None = None
-    json_schema: _Schema | None = None
-    grammar: str | None = None
+    response_format: Annotated[
+        ResponseFormat | None, Meta(description="JSON, or JSON of a schema (always strict).")
+    ] = None
+    structured_outputs: Annotated[StructuredOutputs | None, Meta(description="What the text must be.")] = None
+    guided_json: Annotated[str | _Schema | None, Meta(description="JSON of a schema.")] = None
+    guided_regex: Annotated[str | None, Meta(description="A regular expression that matches the whole text.")] = None
+    guided_choice: Annotated[list[str] | None, Meta(description="The text is one of these.")] = None
+    guided_grammar: Annotated[str | None, Meta(description="A grammar in Lark or GBNF.")] = None
+    guided_whitespace_pattern: Annotated[str | None, Meta(description="Blanks between the parts of guided_json.")] = (
+        None
+    )
+    guided_decoding_backend: Annotated[
+        Literal["auto", "guidance"] | None, Meta(description="There is one, llguidance.")
+    ] = None
+    json_schema: Annotated[_Schema | None, Meta(description="JSON of a schema.")] = None
+    grammar: Annotated[str | None, Meta(description="A grammar in GBNF or Lark.")] = None
 
     def structured(self) -> Structured | None:
         """Raises ParameterError naming the field."""

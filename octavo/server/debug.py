@@ -1,0 +1,54 @@
+"""GET /debug/requests/{id} and POST /cache/flush: what the engine did for a request, and its cache emptied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from octavo.engine.client import EngineDead
+from octavo.explain import Explanation
+from octavo.server.errors import ApiError, json_response
+from octavo.server.explained import written
+from octavo.server.service import Service
+
+REQUESTS = "/debug/requests/{id}"
+FLUSH = "/cache/flush"
+
+
+def add_debug_routes(app: FastAPI, service: Service) -> None:
+    @app.get(REQUESTS)
+    async def explain(id: str) -> Response:
+        """Of a request that is served or ended not long ago, by the id of its answer: for each choice of each prompt
+        what came from the cache, what it waited for and what was computed again. No text, no tokens."""
+        _check(service)
+        try:
+            explanations = await service.client.explain(id)
+        except EngineDead as e:
+            raise ApiError(503, str(e), code="engine_dead") from None
+        if not explanations:
+            raise ApiError(
+                404, f"no request {id!r:.100} is served, or ended not long ago", param="id", code="not_found"
+            )
+        return json_response({"id": id, "object": "request", "choices": [_entry(id, e) for e in explanations]})
+
+    @app.post(FLUSH)
+    async def flush() -> Response:
+        """Forget every cached block. Requests that are served keep theirs, which nobody else will find."""
+        _check(service)
+        try:
+            num_blocks = await service.client.flush()
+        except EngineDead as e:
+            raise ApiError(503, str(e), code="engine_dead") from None
+        return json_response({"object": "cache.flush", "blocks": num_blocks})
+
+
+def _entry(id: str, explanation: Explanation) -> dict[str, Any]:
+    prompt = explanation.id.removeprefix(id).removeprefix("-")
+    return {"prompt": int(prompt or 0), "choice": explanation.choice, **written(explanation)}
+
+
+def _check(service: Service) -> None:
+    if service.client.bounds is None:
+        raise ApiError(503, "the model is still loading", code="not_ready", retry_after=1)

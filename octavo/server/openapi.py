@@ -1,0 +1,200 @@
+"""The API as a document: /openapi.json, and the tables of docs/API.md. Made of the routes and of the requests' schemas."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from octavo import __version__
+from octavo.request import LIMITS
+from octavo.server.chat_fields import ChatRequest
+from octavo.server.completion_fields import CompletionRequest
+from octavo.server.errors import json_response
+from octavo.server.fields import Refused
+from octavo.server.routes import CHAT, COMPLETIONS
+from octavo.server.streams import ABORT, AbortRequest
+
+OPENAPI = "/openapi.json"
+
+BODIES: dict[str, type[msgspec.Struct]] = {COMPLETIONS: CompletionRequest, CHAT: ChatRequest, ABORT: AbortRequest}
+"""Schemas of the bodies that routes take."""
+
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "The field at fault."},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def add_openapi_route(app: FastAPI) -> None:
+    """Last of all routes: it tells of those before it."""
+    content = document(app)
+
+    @app.get(OPENAPI)
+    async def openapi() -> Any:
+        """This document."""
+        return json_response(content)
+
+
+class Operation(NamedTuple):
+    method: str
+    path: str
+    summary: str
+    body: type[msgspec.Struct] | None
+
+
+def operations(app: FastAPI) -> Iterator[Operation]:
+    included = [getattr(route, "original_router", None) for route in app.routes]
+    for route in [*app.routes, *(route for router in included if router is not None for route in router.routes)]:
+        if isinstance(route, APIRoute):
+            for method in sorted(route.methods or ()):
+                path = route.path.replace(":path}", "}")
+                body = BODIES.get(route.path) if method == "POST" else None
+                yield Operation(method, path, " ".join((route.endpoint.__doc__ or "").split()), body)
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """OpenAPI 3.1."""
+    _, schemas = msgspec.json.schema_components(list(BODIES.values()), ref_template="#/components/schemas/{name}")
+    for schema in BODIES.values():
+        properties = schemas[schema.__name__]["properties"]
+        for name, property in properties.items():
+            _add_limits(name, property)
+        for name, refused in getattr(schema, "REFUSED", {}).items():
+            properties[name] = {"description": f"Refused: {refused.why}.", "enum": [None, *refused.neutral]}
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations(app):
+        entry: dict[str, Any] = {
+            "responses": {"200": {"description": "As asked."}, "4XX": _refusal(), "5XX": _refusal()}
+        }
+        if operation.summary:
+            entry["summary"] = operation.summary
+        if operation.body is not None:
+            schema_of = {"schema": {"$ref": f"#/components/schemas/{operation.body.__name__}"}}
+            entry["requestBody"] = {"required": True, "content": {"application/json": schema_of}}
+        names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
+        if names:
+            entry["parameters"] = [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+                for name in names
+            ]
+        paths.setdefault(operation.path, {})[operation.method.lower()] = entry
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Octavo", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": {**schemas, "Error": _ERROR}},
+    }
+
+
+def _refusal() -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {"description": "Refused, or failed: why, and the field at fault.", "content": content}
+
+
+def _add_limits(name: str, property: dict[str, Any]) -> None:
+    if name in LIMITS:
+        low, high = LIMITS[name]
+        for form in property.get("anyOf", [property]):
+            if form.get("type") in ("integer", "number"):
+                form.update(minimum=low, maximum=high)
+
+
+# ---------------------------------------------------------------- docs/API.md
+
+
+def markdown(app: FastAPI) -> str:
+    """Every route, and every field of every body: honoured, or refused with which message."""
+    lines = ["# The HTTP API", "", "Made by `scripts/api-docs` from the schemas; a test compares.", "", _INTRODUCTION]
+    lines += ["", "## Routes", "", "| method | path | |", "|---|---|---|"]
+    lines += [f"| {o.method} | `{o.path}` | {o.summary} |" for o in operations(app)]
+    _, schemas = msgspec.json.schema_components(list(BODIES.values()), ref_template="{name}")
+    for path, body in BODIES.items():
+        lines += ["", f"## POST {path}", "", "| field | value | meaning |", "|---|---|---|"]
+        schema = schemas[body.__name__]
+        for name, property in sorted(schema["properties"].items()):
+            _add_limits(name, property)
+            required = " *(required)*" if name in schema.get("required", ()) else ""
+            text = property.get("description", "").replace("|", "\\|")
+            lines.append(f"| `{name}` | {_type(property)} | {text}{required} |")
+        aliases = getattr(body, "ALIASES", {})
+        lines += [f"| `{alias}` | | Another name of `{name}`. |" for alias, name in sorted(aliases.items())]
+        refused: dict[str, Refused] = getattr(body, "REFUSED", {})
+        if refused:
+            lines += ["", "Refused with a 400, but for null and the values that ask for nothing:", ""]
+            lines += ["| field | passes | message |", "|---|---|---|"]
+            for name, (why, neutral) in sorted(refused.items()):
+                passes = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in neutral)
+                lines.append(f"| `{name}` | {passes} | {name} is not supported: {why} |")
+    return "\n".join(lines) + "\n"
+
+
+def _type(property: dict[str, Any]) -> str:
+    """The forms of a value in words, without null, which always means the same as absent."""
+    forms = [form for form in property.get("anyOf", [property]) if form.get("type") != "null"]
+    return " or ".join(map(_form, forms))
+
+
+def _form(form: dict[str, Any]) -> str:
+    if "$ref" in form:
+        return f"`{form['$ref']}`"
+    if "anyOf" in form:
+        return " or ".join(map(_form, form["anyOf"]))
+    if form.get("type") == "array":
+        return f"list of {_form(form.get('items') or {})}"
+    if "enum" in form:
+        return " or ".join(f"`{msgspec.json.encode(value).decode()}`" for value in form["enum"])
+    kind: str = form.get("type", "anything")
+    low, high = form.get("minimum"), form.get("maximum")
+    if low is None or high is None or high - low >= 2**32:
+        return kind
+    return f"{kind} of at least {low:g}" if high >= 2**31 - 1 else f"{kind}, {low:g} to {high:g}"
+
+
+_INTRODUCTION = """\
+A body is one JSON object. Null means the same as absent. A value that cannot be honoured is a 400 whose `error.param`
+names the field; an unknown field is named in the header `x-octavo-ignored`, or refused with `--strict`.
+
+* **Length.** An omitted `max_tokens` is 16 for completions and the rest of the context for chat. A prompt and an output
+  that do not fit together are a 400 with the numbers; nothing is cut unless `truncate_prompt_tokens` asks for it.
+* **Sampling.** Order: allowed tokens and grammar, `logit_bias` and `bad_words`, the repetition, presence and frequency
+  penalties, DRY, temperature, `top_n_sigma`, `top_k`, `min_p`, `typical_p`, `top_p`, XTC, one draw. `samplers` names
+  another order, and then a value of a sampler that it leaves out is refused. `logprobs` are of the model's own
+  distribution. Defaults are the API's; with `--generation-config auto` those of the model's generation_config.json.
+  `return_sampling_params` tells the values that were used.
+* **Streams.** `stream_options.continuous_usage_stats` puts the usage so far into every chunk, `return_progress` tells
+  how much of the prompt is computed. A silent stream gets a comment every `--sse-ping-seconds`.
+* **Broken connections.** A client that leaves ends its generation. With `resumable` the events are numbered, and the
+  generation goes on for `--resume-seconds`: `GET /v1/streams/{id}` with the header `Last-Event-ID` goes on behind that
+  event. Some thousand of the last events are kept. Without the header it begins with the first.
+* **Abort.** `POST /v1/abort` with `{"id": "cmpl-..."}` ends a generation: its open choices finish with the reason
+  `abort` and what they have. `request_id` chooses the id beforehand."""
+
+
+def reference() -> str:
+    """docs/API.md. No engine is started."""
+    from octavo.config import ServerConfig
+    from octavo.server.app import routes
+    from octavo.server.service import Service
+
+    engine: Any = None  # no route is called
+    return markdown(routes(Service(ServerConfig(model="any"), engine, "any")))
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(reference())
