@@ -368,6 +368,9 @@ _BOUNDS: tuple[tuple[str, type[int] | type[float], float, float], ...] = (
 )
 
 
+LIMITS = {name: (low, high) for name, _, low, high in _BOUNDS}
+"""Least and greatest value of the fields that are numbers."""
+
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
 
 

@@ -17,7 +17,7 @@ from octavo.sched.batch import BatchBuilder
 from octavo.sched.preempt import MAX_PREEMPTIONS
 from octavo.sched.scheduler import Scheduler
 from octavo.sched.step import Draft, Step, Work
-from tests.paged_model import MAX_TOP, VOCAB, PagedModel, expected
+from tests.paged_model import MAX_TOP, VOCAB, PagedModel, Windows, expected
 
 
 class Engine:
@@ -25,13 +25,13 @@ class Engine:
 
     def __init__(
         self, num_blocks: int, max_tokens: int = 64, max_rows: int = 64, max_seqs: int = 8,
-        max_model_len: int = 512, enabled: bool = True, num_groups: int = 1,
+        max_model_len: int = 512, enabled: bool = True, windows: Windows = (None,),
     ) -> None:  # fmt: skip
         self.limits = Limits(max_tokens, max_rows, max_seqs, max_model_len)
-        self.cache = KvCache([GroupSpec(num_blocks + g) for g in range(num_groups)], enabled)
+        self.cache = KvCache([GroupSpec(num_blocks + g, w) for g, w in enumerate(windows)], enabled)
         self.scheduler = Scheduler(self.cache, self.limits)
-        self.batches = BatchBuilder(self.limits, num_groups)
-        self.model = PagedModel(num_groups)
+        self.batches = BatchBuilder(self.limits, len(windows))
+        self.model = PagedModel(windows)
         self.seen: Counter[str] = Counter()
         self.scored: dict[tuple[str, int], list[float]] = {}
         self.updated: dict[tuple[str, int], list[int]] = {}
@@ -55,6 +55,10 @@ class Engine:
                 assert len(table) == -(-work.stop // 16), "blocks are for the tokens of this step only"
             self.seen["resumed"] += work.request.num_preemptions > 0
             self.seen["chunk"] += work.stop < work.request.num_tokens
+            self.seen["left the window"] += any(-1 in table for table in work.request.tables)
+            self.seen["kept scores"] += (
+                work.request.params.prompt_logprobs is not None and 0 < work.start == work.request.num_cached
+            )
             self.seen["shared"] += work.start >= 16 and work.start == work.request.num_cached
         self.seen["copy"] += len(step.copies[0])
         return step
@@ -84,7 +88,7 @@ class Engine:
         assert usage.num_held == usage.num_filled == 0
 
     def verify(self, request: Request) -> None:
-        output, scores = expected(request, self.limits.max_model_len)
+        output, scores = expected(request, self.limits.max_model_len, self.model.windows)
         if request.finish_reason is FinishReason.ABORT:
             output = output[: len(request.output_ids)]
         else:
@@ -100,6 +104,9 @@ class Engine:
 def make(id: str, prompt: list[int], choice: int = 0, seed: int = 1, priority: int = 0, **params: object) -> Request:
     eos = frozenset({VOCAB - 1})
     return Request(id, choice, prompt, SamplingParams(**params), seed, eos, Terms(priority=priority))  # type: ignore[arg-type]
+
+
+WINDOWS: list[Windows] = [(None,)] * 5 + [(None, None), (None, 20), (17, None), (33,)]
 
 
 def random_prompt(rng: random.Random, known: list[list[int]], longest: int) -> list[int]:
@@ -125,7 +132,7 @@ def play(seed: int) -> Counter[str]:
         max_seqs=max_seqs,
         max_model_len=num_blocks * 16 + 1,
         enabled=rng.random() < 0.9,
-        num_groups=1 + (rng.random() < 0.2),
+        windows=rng.choice(WINDOWS),
     )
     longest = num_blocks * 16 // 2
     known: list[list[int]] = []
@@ -180,7 +187,17 @@ def test_random_histories(part: int) -> None:
             seen += play(seed)
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
-    for what in ("resumed", "chunk", "shared", "copy", "aborted", "preempted", "recomputed"):
+    for what in (
+        "resumed",
+        "chunk",
+        "shared",
+        "copy",
+        "aborted",
+        "preempted",
+        "recomputed",
+        "left the window",
+        "kept scores",
+    ):
         assert seen[what] > 0, f"no history reached: {what}"
 
 
@@ -377,7 +394,7 @@ def test_a_closed_gate_holds_one_request_and_blocks_nobody() -> None:
     held.gates += [door, later]
     engine.add(held)
     other = engine.add(make("b", [3], max_tokens=3, ignore_eos=True))
-    assert engine.scheduler.stats()["waiting_by_reason"] == {"grammar": 1, "slots": 1}
+    assert engine.scheduler.stats()["waiting_by_reason"] == {"grammar": 1, "step": 1}
     while engine.step():
         pass
     assert other.finish_reason is FinishReason.LENGTH
@@ -467,6 +484,45 @@ def test_prompt_scores_take_nothing_from_the_cache() -> None:
     assert [s.token_id for s in request.prompt_logprobs] == prompt[1:]
     assert all(len(s.top_ids) == 2 for s in request.prompt_logprobs)
     assert engine.scheduler.stats()["cached_tokens"] == 0
+
+
+def test_prompt_scores_are_kept_with_the_blocks() -> None:
+    """Another 20 continuations of a scored prompt: each computes itself and the token before it."""
+    engine = Engine(64, max_tokens=40, max_rows=8)
+    prompt = [1, 2, 3, 4, 5] * 9
+    requests = [make(f"r{i}", [*prompt, i % 7, i // 7, 6, 6], max_tokens=0, prompt_logprobs=2) for i in range(21)]
+    for request in requests:
+        engine.add(request)
+    engine.finish()
+    for request in requests:
+        engine.verify(request)
+        assert [s.token_id for s in request.prompt_logprobs] == request.prompt_ids[1:]
+        assert all(len(s.top_ids) == 2 for s in request.prompt_logprobs)
+    assert engine.scheduler.stats()["prompt_tokens"] <= 49 + 20 * 5
+    assert 0 < engine.cache.usage().score_bytes <= engine.cache.usage().num_cached * 16 * 4 * (2 + 2 * 2)
+
+
+@pytest.mark.parametrize("asked", [0, 1, 2])
+def test_kept_scores_serve_those_who_ask_for_no_more(asked: int) -> None:
+    engine = Engine(64)
+    prompt = [1, 2, 3, 4, 5] * 9
+    engine.add(make("a", prompt, max_tokens=1, prompt_logprobs=1))
+    engine.finish()
+    request = engine.add(make("b", prompt, max_tokens=1, prompt_logprobs=asked))
+    engine.finish()
+    engine.verify(request)
+    assert engine.scheduler.stats()["cached_tokens"] == (44 if asked <= 1 else 0)
+
+
+def test_a_window_holds_its_blocks_only() -> None:
+    engine = Engine(64, max_tokens=32, windows=(None, 40))
+    request = engine.add(make("a", [1, 2, 3] * 100, max_tokens=100, ignore_eos=True))
+    while engine.step():
+        if request.tables:
+            whole, window = (group.pool.num_held for group in engine.cache.groups)
+            assert whole == -(-request.num_computed // 16)
+            assert window <= 40 // 16 + 2
+    engine.verify(request)
 
 
 def test_waste_counts_are_exact() -> None:

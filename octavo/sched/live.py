@@ -8,7 +8,6 @@ from octavo.cache.blocks import BLOCK_SIZE
 from octavo.cache.kv import KvCache
 from octavo.cache.match import Match
 from octavo.cache.prefix import Key
-from octavo.explain import Explanation
 from octavo.request import Request, TokenLogprobs
 from octavo.sched.beam import BeamSearch
 
@@ -19,11 +18,15 @@ class Update(NamedTuple):
     request: Request
     token_ids: list[int]
     logprobs: list[TokenLogprobs]
-    num_cached: int = 0  # prompt tokens that came from the cache when the request was first admitted
+    live: Live | None = None  # None: it ended before it was scheduled
     error: str | None = None
     param: str | None = None  # the field at fault, where the error is the client's
     logprob: float | None = None  # of all tokens together, with the whole answer of a beam search
-    explanation: Explanation | None = None  # with the last of a request
+
+    @property
+    def num_cached(self) -> int:
+        """Prompt tokens that came from the cache when the request was first admitted."""
+        return 0 if self.live is None else self.live.num_cached
 
 
 class Live:

@@ -8,7 +8,6 @@ laid aside and block nobody.
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from operator import attrgetter
@@ -24,6 +23,9 @@ ages, not the request: where all wait long, age must not decide between tenants 
 
 PREFIX_WINDOW = 8
 """Requests of a tenant among which the longest cached prefix goes first: bounds the work of a long queue."""
+
+SHORT_WINDOW = 64
+"""Requests among which a short one is looked for to go beside a long one."""
 
 MAX_OVERTAKEN = 8
 """A request that was passed over so often by others of its tenant goes first."""
@@ -55,7 +57,8 @@ class WaitingQueue:
         self._aside: dict[Live, str] = {}  # -> reason of its first closed gate
         self._num_ready = 0
         self.num_tokens = 0  # known of all who wait
-        self.blocked = "slots"  # what held up the first of those without a gate when last one was looked for
+        self._blocked = "step"  # what held up those without a gate when one was last looked for: the running step only,
+        self._blocked_at = 0.0  # where that was before they came
 
     def __len__(self) -> int:
         return self._num_ready + len(self._aside)
@@ -71,12 +74,16 @@ class WaitingQueue:
         """How many wait for what."""
         reasons = Counter(self._aside.values())
         if self._num_ready:
-            reasons[self.blocked] += self._num_ready
+            reasons[self._blocked] += self._num_ready
         return dict(reasons)
 
     def reason(self, live: Live) -> str:
         """What one of the waiting waits for."""
-        return self._aside.get(live, self.blocked)
+        return self._aside.get(live) or (self._blocked if self._blocked_at >= live.waiting_since else "step")
+
+    def block(self, reason: str, now: float) -> None:
+        """Nobody more is admitted to this step, for want of "slots", "blocks" or "budget"."""
+        self._blocked, self._blocked_at = reason, now
 
     def add(self, live: Live, now: float) -> None:
         """`live` begins to wait."""
@@ -102,7 +109,7 @@ class WaitingQueue:
         """`live`, which was `first`, is admitted."""
         level = self._levels[live.request.terms.priority]
         level.served = now
-        for earlier in level.tenants.get(live.request.terms.tenant, ())[:PREFIX_WINDOW]:
+        for earlier in level.tenants.get(live.request.terms.tenant, ())[:SHORT_WINDOW]:
             earlier.overtaken += earlier.number < live.number
         self.remove(live, now)
 
@@ -132,27 +139,29 @@ class WaitingQueue:
                 self._insert(live, now)
         return failed
 
-    def shortest(self, now: float) -> Live | None:
-        """The one with least tokens of those near the front of what is next: to go beside what is long."""
-        if not self._levels:
-            return None
-        level = self._first_level(now)
-        queues = [level.resumed, *itertools.islice(level.tenants.values(), PREFIX_WINDOW)]
-        near = [live for queue in queues for live in queue[:PREFIX_WINDOW]]
-        return min(near, key=lambda live: (live.request.num_tokens, live.number))
-
     def first(self, now: float) -> Live | None:
         """The next to be admitted."""
-        if not self._levels:
+        queue = self._first_queue(now)[:PREFIX_WINDOW]
+        if not queue:
             return None
-        level = self._first_level(now)
+        if len(queue) == 1 or queue[0].request.num_preemptions or queue[0].overtaken >= MAX_OVERTAKEN:
+            return queue[0]
+        return max(queue, key=lambda live: (self._prefix_len(live), -live.number))
+
+    def shortest(self, now: float) -> Live | None:
+        """The one with least tokens of those whose turn it nearly is: to go beside what is long."""
+        queue = self._first_queue(now)[:SHORT_WINDOW]
+        return min(queue, key=lambda live: (live.request.num_tokens, live.number), default=None)
+
+    def _first_queue(self, now: float) -> list[Live]:
+        """Where the next comes from: the highest priority, and of it the preempted or else the tenant that had least."""
+        if not self._levels:
+            return []
+        _, level = max(self._levels.items(), key=lambda item: (aged(item[0], now - item[1].served), -item[1].served))
         if level.resumed:
-            return level.resumed[0]
-        tenant = min(level.tenants, key=lambda t: (self._shares.served(t), level.tenants[t][0].number))
-        window = level.tenants[tenant][:PREFIX_WINDOW]
-        if len(window) == 1 or window[0].overtaken >= MAX_OVERTAKEN:
-            return window[0]
-        return max(window, key=lambda live: (self._prefix_len(live), -live.number))
+            return level.resumed
+        tenants = level.tenants
+        return tenants[min(tenants, key=lambda tenant: (self._shares.served(tenant), tenants[tenant][0].number))]
 
     def check(self) -> None:
         """Raise AssertionError unless every list is in order and every count right."""
@@ -170,9 +179,6 @@ class WaitingQueue:
         for live, reason in self._aside.items():
             assert live.request.gates[0].reason == reason
         assert self._shares._waiting == Counter(live.request.terms.tenant for live in lives)
-
-    def _first_level(self, now: float) -> _Level:
-        return max(self._levels.items(), key=lambda item: (aged(item[0], now - item[1].served), -item[1].served))[1]
 
     def _insert(self, live: Live, now: float) -> None:
         level = self._levels.setdefault(live.request.terms.priority, _Level(now))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from octavo.cache.kv import KvCache
 from octavo.explain import Explanation, MatchEnd
@@ -19,31 +18,43 @@ class Recent:
     def __init__(self, cache: KvCache, queue: WaitingQueue) -> None:
         self._cache = cache
         self._queue = queue
-        self._ended: deque[Explanation] = deque(maxlen=MAX_RECENT)
+        self._ended: dict[str, list[Explanation]] = {}  # by id, the latest last
+        self._num_ended = 0
 
-    def ended(self, live: Live, request: Request) -> Explanation:
-        """Of `request`, which ends: `live`'s own, or an answer of its search."""
-        explanation = self._explanation(live, request, str(request.finish_reason), live.waits)
-        self._ended.append(explanation)
-        return explanation
+    def ended(self, live: Live, request: Request) -> None:
+        """`request`, which is `live`'s own or an answer of its search, ends."""
+        explanations = self._ended.setdefault(request.id, [])
+        explanations.append(self._explanation(live, request, str(request.finish_reason), live.waits))
+        self._num_ended += 1
+        while self._num_ended > MAX_RECENT and len(self._ended) > 1:
+            self._num_ended -= len(self._ended.pop(next(iter(self._ended))))
 
-    def explain(self, prefix: str, lives: Iterable[Live], now: float) -> list[Explanation]:
-        """Of the choices whose id begins with `prefix`: those that have ended, then the live ones.
+    def explain(self, id: str, lives: Mapping[str, Mapping[int, Live]], now: float) -> list[Explanation]:
+        """Of all choices of the request `id`, or of those named `id`-0, `id`-1 and so on. `lives` by id, then choice.
 
         One that was never admitted has the match that it would have now. The beams of a search have one explanation.
         """
-        found = [explanation for explanation in self._ended if explanation.id.startswith(prefix)]
-        searches = set()
-        for live in lives:
-            if live.request.id.startswith(prefix) and live.search not in searches:
+        found = []
+        names = {id}
+        if id not in self._ended and id not in lives:
+            start = f"{id}-"
+            names = {
+                n
+                for known in (self._ended, lives)
+                for n in known
+                if n.startswith(start) and n[len(start) :].isdecimal()
+            }
+        for name in names:
+            found += self._ended.get(name, [])
+            for live in lives.get(name, {}).values():
                 state, waits = "running" if live.slot >= 0 else "waiting", dict(live.waits)
                 if live.slot < 0 and not live.resting:
                     reason = self._queue.reason(live)
                     waits[reason] = waits.get(reason, 0.0) + now - live.waiting_since
                 found.append(self._explanation(live, live.request, state, waits))
                 if live.search is not None:
-                    searches.add(live.search)
-        return found
+                    break
+        return sorted(found, key=lambda explanation: (explanation.id, explanation.choice))
 
     def _explanation(self, live: Live, request: Request, state: str, waits: dict[str, float]) -> Explanation:
         counts = live if live.search is None else live.search

@@ -198,11 +198,11 @@ class Scheduler:
                 else:
                     searches[request.id] = error
             if request.finish_reason is not None:
-                explanation = self._recent.ended(live, request)
-                updates.append(Update(request, tokens, logprobs, live.num_cached, error, explanation=explanation))
+                self._recent.ended(live, request)
+                updates.append(Update(request, tokens, logprobs, live, error))
                 self._end(live)
             elif tokens or (request.terms.reports_prefill and not request.output_ids):
-                updates.append(Update(request, tokens, logprobs, live.num_cached))
+                updates.append(Update(request, tokens, logprobs, live))
         for id, error in searches.items():
             updates += self._searches.turn(id, error, now, self._num_added + 1)
             self._num_added += len(self._live.get(id, ()))
@@ -240,10 +240,9 @@ class Scheduler:
             **self._counters,
         }
 
-    def explain(self, prefix: str) -> list[Explanation]:
-        """Of the choices whose id begins with `prefix`: the last of those that have ended, then the live ones."""
-        lives = (live for choices in self._live.values() for live in choices.values())
-        return self._recent.explain(prefix, lives, self._clock())
+    def explain(self, id: str) -> list[Explanation]:
+        """Of the choices of the request `id`, or of `id`-0, `id`-1 and so on: live ones, and the last that have ended."""
+        return self._recent.explain(id, self._live, self._clock())
 
     def check(self) -> None:
         """Raise AssertionError unless requests, slots, queues and cache agree."""
@@ -299,33 +298,40 @@ class Scheduler:
             return
         seconds = self._budget.seconds(load_of(draft.work.values()))
         counts = self._budget.share(wants, seconds, draft.num_tokens)
-        beside = False  # of what is next in order, which would get nothing yet
-        while not draft.preempted:
-            if not self._slots:
-                self._queue.blocked = "slots"
-                break
+        if self._queue and not draft.preempted:
+            counts = self._admit(wants, counts, seconds, draft.num_tokens, now)
+        for live, num_tokens in counts.items():
+            self._give(live, draft, now, num_tokens)
+
+    def _admit(
+        self, wants: list[Want], counts: dict[Live, int], seconds: float, num_tokens: int, now: float
+    ) -> dict[Live, int]:
+        """Admit those who get tokens in this step beside `wants`, who get `counts`. The shares of all."""
+        beside = False  # what is next in order would get nothing yet: a short one may
+        while self._slots:
             candidate = self._admission.candidate(now, shortest=beside)
             if candidate is None:
-                break
+                return counts
             live, match = candidate
+            live.served = now
             want = self._want(live, match.num_tokens, now)
-            trial = self._budget.share([*wants, want], seconds, draft.num_tokens)
-            if not trial[live]:
-                self._queue.blocked = "budget"
+            shares = self._budget.share([*wants, want], seconds, num_tokens)
+            if not shares[live]:
                 if beside:
-                    break
+                    self._queue.block("budget", now)
+                    return counts
                 beside = True
                 continue
             used = self._admission.admit(live, match, self._running)
             if used is None:
-                self._queue.blocked = "blocks"
-                break
+                self._queue.block("blocks", now)
+                return counts
             self._queue.take(live, now)
-            self._join(live, used, now)
+            self._join(live, used)
             wants.append(want)
-            counts = trial
-        for live, num_tokens in counts.items():
-            self._give(live, draft, now, num_tokens)
+            counts = shares
+        self._queue.block("slots", now)
+        return counts
 
     def _want(self, live: Live, start: int, now: float) -> Want:
         return Want(live, aged(live.priority, now - live.served), start, live.request.num_tokens)
@@ -371,11 +377,10 @@ class Scheduler:
         decode = self._cost.predict(Load(1, most, most * mean, most * mean, most)) / most
         return num_waiting * (prefill + self._headroom.mean_length * decode)
 
-    def _join(self, live: Live, match: Match, now: float) -> None:
+    def _join(self, live: Live, match: Match) -> None:
         """An admitted request begins to run in the step that is being made, where its copies are due."""
         request = live.request
         live.slot = self._slots.pop()
-        live.served = now
         self._running.append(live)
         if request.num_preemptions == 0:
             live.match = match
@@ -397,8 +402,8 @@ class Scheduler:
             self._dropped += self._searches.conclude(live.search, reason, error, param)
             return
         live.request.finish_reason = reason
-        explanation = self._recent.ended(live, live.request)
-        self._dropped.append(Update(live.request, [], [], live.num_cached, error, param, explanation=explanation))
+        self._recent.ended(live, live.request)
+        self._dropped.append(Update(live.request, [], [], live, error, param))
         self._end(live)
 
     def _end(self, live: Live) -> None:

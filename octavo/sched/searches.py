@@ -58,13 +58,10 @@ class Searches:
     ) -> list[Update]:
         """End a search: with its answers, or without any for a `reason`."""
         lives = list(self._lives[search.request.id].values())
-        updates = [
-            Update(
-                answer.request, answer.request.output_ids, answer.scores, lives[0].num_cached, error, param,
-                answer.logprob, self._recent.ended(lives[0], answer.request),
-            )
-            for answer in search.answers(reason)
-        ]  # fmt: skip
+        updates = []
+        for request, scores, logprob in search.answers(reason):
+            self._recent.ended(lives[0], request)
+            updates.append(Update(request, request.output_ids, scores, lives[0], error, param, logprob))
         for live in lives:
             live.request.finish_reason = updates[0].request.finish_reason
             self._end(live)
