@@ -197,8 +197,10 @@ class Searches(Engine):
             assert [a.request.choice for a in answers] == list(range(request.params.n))
             assert [a.request.output_ids for a in answers] == [found.token_ids for found in want], id
             assert [a.logprob for a in answers] == [found.logprob for found in want]
-            for answer in answers:
-                assert answer.explanation is not None and answer.explanation.state == answer.request.finish_reason
+            explanations = self.scheduler.explain(id)
+            assert [(e.choice, e.state) for e in explanations] == [
+                (a.request.choice, str(a.request.finish_reason)) for a in answers
+            ]
 
 
 def play(seed: int) -> Counter[str]:
@@ -246,10 +248,10 @@ def play(seed: int) -> Counter[str]:
     engine.verify_searches()
     for request in others:
         engine.verify(request)
-    explanations = [u.explanation for answers in engine.answers.values() for u in answers]
-    engine.seen["preempted"] += sum(e.preemptions for e in explanations if e)
-    engine.seen["recomputed"] += sum(e.recomputed_tokens for e in explanations if e)
-    engine.seen["cached"] += sum(e.cached_tokens for e in explanations if e)
+    explanations = [e for id in engine.answers for e in engine.scheduler.explain(id)]
+    engine.seen["preempted"] += sum(e.preemptions for e in explanations)
+    engine.seen["recomputed"] += sum(e.recomputed_tokens for e in explanations)
+    engine.seen["cached"] += sum(e.cached_tokens for e in explanations)
     engine.seen["aborted"] += len(aborted)
     engine.seen["crowded"] += any(r.params.num_candidates > max_seqs for r in engine.asked.values())
     return engine.seen
