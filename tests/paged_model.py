@@ -1,10 +1,13 @@
 """A model as a pure function of the token prefix, which it writes to and reads from KV blocks like a real one.
 
 Slot (block, i) holds a digest of the whole prefix; a logit row reads every slot of its context through the block
-table. So a request draws other tokens as soon as one slot that it reads is not its own prefix.
+table, as far as the group's window goes. So a request draws other tokens as soon as one slot that it reads is not its
+own prefix.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,14 +16,18 @@ from octavo.request import Request
 from octavo.sampling.definition import noise_key
 
 VOCAB = 7
+Windows = Sequence[int | None]
+"""Per KV group: tokens that a query sees, itself included (2 at least: each slot is written from the one before)."""
+
 MAX_TOP = 3
 
 
 class PagedModel:
     """Runs StepBatches on dictionaries of slots."""
 
-    def __init__(self, num_groups: int = 1) -> None:
-        self.slots: list[dict[tuple[int, int], int]] = [{} for _ in range(num_groups)]
+    def __init__(self, windows: Windows = (None,)) -> None:
+        self.windows = windows
+        self.slots: list[dict[tuple[int, int], int]] = [{} for _ in windows]
 
     def run(self, batch: StepBatch) -> StepResult:
         for slots, copies in zip(self.slots, batch.copies, strict=True):
@@ -44,27 +51,27 @@ class PagedModel:
                 value = slots[self._slot(batch, g, s, position)] = next_value(value, token)
                 position += 1
 
-    def _read(self, batch: StepBatch, s: int, count: int) -> list[int]:
-        """What sequence s finds at positions [0, count), the same in all groups."""
-        reads = [
+    def _read(self, batch: StepBatch, s: int, count: int) -> list[list[int]]:
+        """Per group, what sequence s finds at positions [0, count)."""
+        return [
             [slots.get((block, i), -1) for block in batch.block_tables[g][s].tolist() for i in range(BLOCK_SIZE)][
                 :count
             ]
             for g, slots in enumerate(self.slots)
         ]
-        assert all(read == reads[0] for read in reads)
-        return reads[0]
 
     @staticmethod
     def _slot(batch: StepBatch, g: int, s: int, position: int) -> tuple[int, int]:
         return int(batch.block_tables[g][s, position // BLOCK_SIZE]), position % BLOCK_SIZE
 
-    @staticmethod
-    def _sample(batch: StepBatch, reads: list[list[int]]) -> StepResult:
+    def _sample(self, batch: StepBatch, reads: list[list[list[int]]]) -> StepResult:
         rows = batch.logit_rows.tolist()
         assert rows == sorted(set(rows))
         sequences = np.searchsorted(batch.seq_starts, rows, side="right") - 1
-        digests = [digest(reads[s][: batch.positions[row] + 1]) for s, row in zip(sequences, rows, strict=True)]
+        digests = [
+            digest([values[: batch.positions[row] + 1] for values in reads[s]], self.windows)
+            for s, row in zip(sequences, rows, strict=True)
+        ]
         num_rows = len(rows)
         tokens, logprobs = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.float32)
         a = batch.sampling
@@ -108,9 +115,12 @@ def next_value(before: int, token: int) -> int:
     return hash((before, token))
 
 
-def digest(values: list[int]) -> int:
-    """What a logit row depends on: all slots of its context."""
-    return hash(tuple(values))
+def digest(groups: Sequence[list[int]], windows: Windows) -> int:
+    """What a logit row depends on: in each group, all slots that its token sees."""
+    seen = [
+        tuple(values if window is None else values[-window:]) for values, window in zip(groups, windows, strict=True)
+    ]
+    return hash(tuple(seen))
 
 
 def score(context: int, token: int) -> float:
@@ -132,13 +142,13 @@ def scores_after(token_ids: list[int]) -> list[float]:
     return [score(digest(values), token) for token in range(VOCAB)]
 
 
-def expected(request: Request, max_model_len: int) -> tuple[list[int], list[float]]:
+def expected(request: Request, max_model_len: int, windows: Windows = (None,)) -> tuple[list[int], list[float]]:
     """Output tokens and scores of the prompt tokens after the first, with neither cache nor scheduler."""
     values: list[int] = []
     scores = []
     for position, token in enumerate(request.prompt_ids):
         if position and request.params.prompt_logprobs is not None:
-            scores.append(score(digest(values), token))
+            scores.append(score(digest([values] * len(windows), windows), token))
         values.append(next_value(values[-1] if values else 0, token))
     params, output = request.params, list[int]()
     key = noise_key(request.seed, request.choice)
@@ -152,7 +162,7 @@ def expected(request: Request, max_model_len: int) -> tuple[list[int], list[floa
         history: dict[int, int] = {}
         if params.presence_penalty:
             history = {t: output.count(t) for t in {*request.prompt_ids, *output}}
-        output.append(draw(digest(values), key, len(values), bias, history))
+        output.append(draw(digest([values] * len(windows), windows), key, len(values), bias, history))
         values.append(next_value(values[-1], output[-1]))
         if output[-1] in request.stop_ids:
             break

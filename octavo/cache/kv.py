@@ -49,6 +49,7 @@ class KvCache:
         """`enabled`: reuse prefixes. `seed`: everything else that the cached values depend on. `clock`: in seconds."""
         self.groups = [Group(spec) for spec in groups]
         self.enabled = enabled
+        self._windowed = any(group.window is not None for group in self.groups)
         self.chains = Chains(seed)
         self.published = Publisher(self.groups, self.chains)
         self._clock = clock
@@ -155,6 +156,12 @@ class KvCache:
         Extends the tables; an unfinished block that others refer to is copied.
         """
         wanted, num_computed = blocks_for(num_tokens), request.num_computed
+        last, num_slots = divmod(num_computed, BLOCK_SIZE)
+        for table, group in zip(request.tables, self.groups, strict=True):
+            if len(table) < wanted or (num_slots and group.pool.refcounts[table[last]] > 1):
+                break
+        else:
+            return True  # as in most steps
         for table, group in zip(request.tables, self.groups, strict=True):
             new = max(0, wanted - len(table)) + group.must_copy(table, num_computed)
             if new > group.pool.num_available:
@@ -162,9 +169,8 @@ class KvCache:
         for g, group in enumerate(self.groups):
             table = request.tables[g]
             if group.must_copy(table, num_computed):
-                i, num_slots = divmod(num_computed, BLOCK_SIZE)
                 table = request.tables[g] = list(table)
-                table[i] = self._copy(group, table[i], num_slots)  # our reference is the copy's now
+                table[last] = self._copy(group, table[last], num_slots)  # our reference is the copy's now
             while len(table) < wanted:
                 table.append(self.published.take(group))
         return True
@@ -190,18 +196,14 @@ class KvCache:
                 group.pool.set_filled(block, BLOCK_SIZE)
             if num_computed > last * BLOCK_SIZE:
                 group.pool.set_filled(table[last], num_computed - last * BLOCK_SIZE)
-        if self._publishes(request):
+        ends_prompt = start < len(request.prompt_ids) <= num_computed
+        if (first < last or ends_prompt) and self._publishes(request):
             for i in range(first, last):
                 self.published.block(request, i)
-            if start < len(request.prompt_ids) <= num_computed:
+            if ends_prompt:
                 self.published.prompt_tail(request)
-        for table, group in zip(request.tables, self.groups, strict=True):
-            if group.window is not None:
-                left = range(first_block(start, group.window), first_block(num_computed, group.window))
-                now = self._clock() if left else 0.0
-                for i in left:
-                    group.release(table[i], self._used(request, i, now))
-                    table[i] = -1
+        if self._windowed:
+            self._leave_windows(request, start)
 
     def free(self, request: Request, keep_tail: bool = True) -> None:
         """Give up all blocks, last first; what is indexed stays as cached. `keep_tail`: index the unfinished block too."""
@@ -275,6 +277,15 @@ class KvCache:
         """When block i of the request counts as used, where it is used `now`."""
         hint = request.terms.retention
         return now + hint.bonus if hint and hint.covers(i * BLOCK_SIZE) else now
+
+    def _leave_windows(self, request: Request, start: int) -> None:
+        """Give up the blocks that the next token does not see, and the one at `start` may have seen."""
+        for table, group in zip(request.tables, self.groups, strict=True):
+            left = range(first_block(start, group.window), first_block(request.num_computed, group.window))
+            now = self._clock() if left else 0.0
+            for i in left:
+                group.release(table[i], self._used(request, i, now))
+                table[i] = -1
 
     def _has_room(self, match: Match, num_tokens: int, reserved: Sequence[int]) -> bool:
         num_tokens = max(num_tokens, match.num_tokens)

@@ -158,20 +158,21 @@ class Matcher:
         return key, min(common, self._published.scores.count(key, num_top))
 
     def _awaited(self, request: Request, num_known: int, scored: bool) -> Key | None:
-        """The block behind the known tokens, where a running request is about to compute it, with scores if `scored`."""
+        """A block that gives more than the known tokens and that a running request is about to compute.
+
+        `scored`: only with scores that the request can use.
+        """
         i = num_known // BLOCK_SIZE
-        if (i + 1) * BLOCK_SIZE <= request.num_tokens:
-            key = self._chains.keys(request, i + 1)[i + 1]
-        elif i == len(request.prompt_ids) // BLOCK_SIZE:
-            key = self._chains.prompt_tail(request)
-        else:
-            return None
-        leader = self._published.coming.leader(key)
-        if leader is None:
-            return None
-        if scored and not -1 < (request.params.prompt_logprobs or 0) <= _num_kept(leader):
-            return None
-        return key
+        start, stop = i * BLOCK_SIZE, request.num_tokens - (not scored)  # the last token is computed anyhow
+        wanted = tuple(request.token_ids(start, min(stop, start + BLOCK_SIZE)))
+        coming, num_top = self._published.coming, request.params.prompt_logprobs or 0
+        for key, common in coming.best(self._chains.keys(request, i)[i], wanted):
+            if start + common <= num_known:
+                break
+            leader = coming.leader(key)
+            if not scored or (leader is not None and 0 <= num_top <= _num_kept(leader)):
+                return key
+        return None
 
     def _reason(self, request: Request, match: Match) -> EndReason:
         """Why a match that could be longer ends."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from octavo.cache.blocks import BLOCK_SIZE
 from octavo.cache.chains import Chains
-from octavo.cache.coming import Coming
+from octavo.cache.coming import Coming, ComingBlock
 from octavo.cache.evicted import Evicted
 from octavo.cache.groups import Group
 from octavo.cache.prefix import Key, Node, chain_key
@@ -37,22 +37,29 @@ class Publisher:
 
     def announce(self, request: Request, start: int) -> None:
         """The request is about to compute its blocks from `start` on."""
-        self.coming.announce(self.coming_keys(request, start), request)
+        self.coming.announce(self.coming_blocks(request, start), request)
 
     def give_up(self, request: Request, start: int) -> None:
         """The request will not compute its blocks from `start` on."""
-        for key in self.coming_keys(request, start):
-            self.coming.arrived(key, request)
+        for block in self.coming_blocks(request, start):
+            self.coming.arrived(block.key, request)
 
-    def coming_keys(self, request: Request, start: int) -> list[Key]:
-        """Keys of the blocks from `start` on that the request computes from tokens known now.
+    def coming_blocks(self, request: Request, start: int) -> list[ComingBlock]:
+        """The blocks from `start` on that the request computes from tokens known now.
 
         The prompt's tail is among them only while it is not computed: a resumed request may have it already.
         """
-        keys = self._chains.keys(request, request.num_tokens // BLOCK_SIZE)[start + 1 :]
-        if len(request.prompt_ids) % BLOCK_SIZE and request.num_computed < len(request.prompt_ids):
-            keys.append(self._chains.prompt_tail(request))
-        return keys
+        num_full, num_prompt = request.num_tokens // BLOCK_SIZE, len(request.prompt_ids)
+        keys = self._chains.keys(request, num_full)
+        blocks = [
+            ComingBlock(keys[i + 1], keys[i], tuple(request.token_ids(i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE)))
+            for i in range(start, num_full)
+        ]
+        if num_prompt % BLOCK_SIZE and request.num_computed < num_prompt:
+            i = num_prompt // BLOCK_SIZE
+            tail = tuple(request.prompt_ids[i * BLOCK_SIZE :])
+            blocks.append(ComingBlock(self._chains.prompt_tail(request), keys[i], tail))
+        return blocks
 
     def block(self, request: Request, i: int) -> None:
         """Name full block i, or use the block that already holds this prefix."""
@@ -142,7 +149,8 @@ class Publisher:
         assert all(names.get(key) is not None for key in self.scores.keys), "scores without their block"
         for key, request in self.coming.items():
             assert request in requests
-            assert key in self.coming_keys(request, request.num_computed // BLOCK_SIZE), f"{request.key} is waited for"
+            coming = self.coming_blocks(request, request.num_computed // BLOCK_SIZE)
+            assert key in [block.key for block in coming], f"{request.key} is waited for"
 
     def _name(self, group: Group, key: Key, node: Node) -> None:
         """What holds less of the same is not needed any more."""
