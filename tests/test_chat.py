@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 import pytest
 
-from octavo.config import ConfigError, ToolFormat
 from octavo.config import ReasoningFormat as ReasoningFormatName
+from octavo.config import ToolFormat
 from octavo.request import ParameterError
 from octavo.text.chat import ChatFormat, ChatOptions
 from octavo.text.reasoning import FORMATS
@@ -343,7 +343,7 @@ def test_a_template_of_ones_own(model: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.jinja").write_text("from a file {{ bos_token }}")
     assert read_template(str(tmp_path / "mine.jinja")) == "from a file {{ bos_token }}"
     assert read_template("{{ x }}") == "{{ x }}"
-    with pytest.raises(ConfigError, match=r"neither a template nor a file: nowhere\.jinja: No such file"):
+    with pytest.raises(ParameterError, match=r"neither a template nor a file: nowhere\.jinja: No such file"):
         read_template("nowhere.jinja")
 
 

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from octavo.config import ConfigError, ServerConfig
 from octavo.engine.client import EngineClient
 from octavo.engine.messages import Ready
+from octavo.request import ParameterError
 from octavo.server.access import read_keys
 from octavo.server.app import create_app, start_batches
 from octavo.server.calls import log_to_stderr
@@ -48,14 +49,14 @@ def run(
 
     `listener` is bound. on_ready(engine's Ready, seconds of loading the tokenizer) is called once.
     Raises EngineError where the engine could not start, CheckpointError where the tokenizer cannot be read,
-    ConfigError for a bad key file, certificate, tracing option or chat template.
+    ConfigError for a bad key file, certificate, tracing option; ParameterError for a bad chat template.
     """
     try:
         keys = read_keys(config.api_key, config.api_key_file)
         tracer = NoTracer() if config.otlp_endpoint is None else OtlpTracer(config.otlp_endpoint, model)
         check_tls(config)
         template = None if config.chat_template is None else read_template(config.chat_template)
-    except ConfigError:
+    except (ConfigError, ParameterError):
         client.process.stop(0)
         raise
     service = Service(config, client, model, keys=keys, tracer=tracer)

@@ -16,7 +16,6 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from octavo.config import ConfigError
 from octavo.request import ParameterError
 
 
@@ -50,14 +49,16 @@ class ChatTemplate:
 
 
 def read_template(given: str) -> str:
-    """The source of a template that is given as such, or as the path of its file. Raises ConfigError."""
+    """The source of a template that is given as such, or as the path of its file. Raises ParameterError."""
     if "{{" in given or "{%" in given:
         return given
     try:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         cause = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"chat_template is neither a template nor a file: {given:.200}: {cause}") from None
+        raise ParameterError(
+            "chat_template", f"chat_template is neither a template nor a file: {given:.200}: {cause}"
+        ) from None
 
 
 @functools.lru_cache(maxsize=16)
