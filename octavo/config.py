@@ -57,6 +57,11 @@ class EngineConfig:
     )
     max_num_seqs: int = option(64, "Most sequences computed in one step.")
     max_num_batched_tokens: int = option(512, "Most tokens computed in one step: the size of a prefill chunk.")
+    target_itl: float | None = option(
+        None,
+        "Seconds from a token of a stream to its next that prompts computed beside it should not exceed. Default: 2.5 "
+        "times what the step takes without them, and at least 0.05.",
+    )
     prefix_caching: bool = option(True, "Reuse the KV blocks of equal prefixes.")
     disk_cache: str | None = option(
         None,
@@ -95,6 +100,8 @@ class EngineConfig:
                 continue
             if not isinstance(value, int) or value < low:
                 raise ConfigError(f"{name} must be a whole number of at least {low}; got {value!r}")
+        if self.target_itl is not None and not 0 < self.target_itl <= 3600:
+            raise ConfigError(f"target_itl must be above 0 and at most 3600; got {self.target_itl:g}")
         if self.seed is not None and not (isinstance(self.seed, int) and -(2**63) <= self.seed < 2**64):
             raise ConfigError(f"seed must be a whole number between {-(2**63)} and {2**64 - 1}; got {self.seed!r}")
         if self.disk_cache is not None and not (self.prefix_caching and self.backend == "cpu"):
@@ -113,6 +120,17 @@ class ServerConfig(EngineConfig):
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on. 0 takes a free one.")
     served_model_name: str | None = option(None, "Name in /v1/models and in answers. Default: from the model path.")
+    max_queued_requests: int | None = option(
+        1024, "A request that would have to wait is refused with 429 where so many choices wait already."
+    )
+    max_queued_tokens: int | None = option(None, "The same for the tokens of their prompts. Default: no bound.")
+    timeout_seconds: float | None = option(
+        None, "From a request to the end of its answer; then it is ended with 504. Default: no limit."
+    )
+    ttft_timeout_seconds: float | None = option(
+        None,
+        "From a request to its first token; then, or as soon as it is hopeless, it is ended with 504. Default: no limit.",
+    )
     drain_seconds: float = option(30.0, "On SIGTERM, wait this long for open requests to finish.")
     sse_ping_seconds: float = option(30.0, "A stream that is silent for so long gets a comment. 0: never.")
     resume_seconds: float = option(
@@ -167,6 +185,13 @@ class ServerConfig(EngineConfig):
         ):
             if getattr(self, name) not in get_args(choices):
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
+        for name in ("max_queued_requests", "max_queued_tokens"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(f"{name} must be at least 0; got {getattr(self, name)}")
+        for name in ("timeout_seconds", "ttft_timeout_seconds"):
+            limit = getattr(self, name)
+            if limit is not None and not 0 < limit <= 86400:
+                raise ConfigError(f"{name} must be above 0 and at most 86400; got {limit:g}")
         if self.api_key == "":
             raise ConfigError("api_key must not be empty")
         for name in ("tls_key", "tls_client_ca"):

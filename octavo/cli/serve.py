@@ -11,6 +11,7 @@ from octavo.cli.options import with_config
 from octavo.config import ConfigError, ServerConfig
 from octavo.engine.client import EngineClient, EngineDead
 from octavo.engine.messages import Ready
+from octavo.engine.overload import QueueBounds
 
 BACKLOG = 2048
 """Connections that wait to be accepted."""
@@ -28,7 +29,7 @@ def serve(config: ServerConfig) -> None:
     name = config.served_model_name or name
     phases["locate"] = time.perf_counter() - started
     listener = _bind(config.host, config.port)
-    client = EngineClient.launch(config)
+    client = EngineClient.launch(config, QueueBounds(config.max_queued_requests, config.max_queued_tokens))
     started = time.perf_counter()
     from octavo.server.run import run  # the engine loads meanwhile
 

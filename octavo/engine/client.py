@@ -30,6 +30,7 @@ from octavo.engine.messages import (
     Stats,
     StepOutput,
 )
+from octavo.engine.overload import UNBOUNDED, Backlog, QueueBounds
 from octavo.engine.supervisor import EngineProcess
 from octavo.explain import Explanation
 
@@ -60,9 +61,12 @@ class EngineDead(RuntimeError):
 class EngineClient:
     """Belongs to one event loop, that of the first `ready`. `launch` needs none."""
 
-    def __init__(self, process: EngineProcess, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(
+        self, process: EngineProcess, context: zmq.Context[zmq.Socket[bytes]], bounds: QueueBounds = UNBOUNDED
+    ) -> None:
         self.process = process
         self.stats = Stats()
+        self._backlog = Backlog(process.config.max_num_seqs, bounds)
         self.bounds: Bounds | None = None
         self._context = context
         self._commands = _bound(context, zmq.PUSH, process.commands)
@@ -78,9 +82,9 @@ class EngineClient:
         self._closed = False
 
     @classmethod
-    def launch(cls, config: EngineConfig) -> EngineClient:
+    def launch(cls, config: EngineConfig, bounds: QueueBounds = UNBOUNDED) -> EngineClient:
         """Start the engine process and return at once. `config.model` is a path on this machine."""
-        client = cls(EngineProcess(config), zmq.Context())
+        client = cls(EngineProcess(config), zmq.Context(), bounds)
         client.process.start()
         return client
 
@@ -117,8 +121,13 @@ class EngineClient:
             raise ValueError(f"request id {add.id} is in use")
         stream = Stream(self, add.id, add.params.n)
         self._streams[add.id] = stream
+        self._backlog.sent(add)
         self._send(add)
         return stream
+
+    def check_backlog(self) -> None:
+        """Before a client's requests are submitted. Raises Overloaded where too much waits already."""
+        self._backlog.check(self.stats)
 
     def abort(self, id: str, choice: int = -1) -> None:
         """End a request or one choice. Its last Progress has finish reason ABORT, unless it ended before."""

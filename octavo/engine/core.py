@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import time
@@ -41,7 +42,10 @@ class Engine:
         self._batches = self.loaded.batches
         self._scheduler: Scheduler = self.loaded.scheduler
         self._ended: list[Progress] = []  # of requests that ended outside of a step
+        self._received = 0
+        self._received_tokens = 0
         self._steps = 0
+        self._checked = 0  # steps at the last check
         self._step_seconds = 0.0
         self._compiler: Compiler | None = None  # made for the first grammar
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable after `wake`, until the next step
@@ -67,6 +71,8 @@ class Engine:
 
     def add(self, add: Add) -> None:
         """Queue the choices of a request. Raises ParameterError where it can never be served."""
+        self._received += add.params.n
+        self._received_tokens += add.params.n * len(add.prompt_ids)
         self.bounds.check(add)
         if self._scheduler.is_live(add.id):
             raise ParameterError("id", f"a request with the id {add.id} is being served")
@@ -134,7 +140,21 @@ class Engine:
 
     def wait(self, seconds: float) -> None:
         """Until `wake`, or for so long: after a step that was None though requests are live."""
-        select.select([self.wakeup], [], [], seconds)
+        select.select([self.wakeup], [], [], min(seconds, self.idle_seconds))
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long `step` has nothing to do, if nothing comes: until the next limit of time; at most."""
+        deadline = self._scheduler.next_deadline()
+        return math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+
+    def check(self) -> None:
+        """Raise AssertionError where requests, blocks and index disagree, if a step ran since the last look.
+
+        Looks at everything: for when nobody waits."""
+        if self._checked != self._steps:
+            self._checked = self._steps
+            self._scheduler.check()
 
     @property
     def has_work(self) -> bool:
@@ -174,7 +194,14 @@ class Engine:
 
     def stats(self) -> Stats:
         disk: dict[str, Any] = dict(self._tier.stats()) if self._tier is not None else {}
-        return Stats(steps=self._steps, step_seconds=self._step_seconds, **self._scheduler.stats(), **disk)
+        return Stats(
+            received=self._received,
+            received_tokens=self._received_tokens,
+            steps=self._steps,
+            step_seconds=self._step_seconds,
+            **self._scheduler.stats(),
+            **disk,
+        )
 
 
 def _compiler(engine: Engine) -> Compiler:

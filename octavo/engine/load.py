@@ -136,7 +136,7 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         program=program,
         cache=cache,
         tier=tier,
-        scheduler=Scheduler(cache, limits, tier.fetch if tier else None),
+        scheduler=Scheduler(cache, limits, tier.fetch if tier else None, target_itl=config.target_itl),
         batches=BatchBuilder(limits, len(graph.groups)),
         phases=phases,
         notices=notices,

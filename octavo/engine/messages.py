@@ -88,8 +88,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     waiting_by_reason: dict[str, int] = {}  # "slots", "blocks", "budget", or what the gate of a request says
     waiting_tokens: int = 0  # known of those who wait
     waiting_seconds: float = 0.0  # until all who wait now will have been served, as predicted
-    added: int = 0  # choices received, counter
-    added_tokens: int = 0  # of their prompts
+    received: int = 0  # choices that were sent here, those that were refused included; counter
+    received_tokens: int = 0  # of their prompts
     predicted_seconds: float = 0.0  # beside step_seconds, as the cost model had it before each step
     prediction_error: float = 0.0  # median relative error of late
     kv_blocks_total: int = 0

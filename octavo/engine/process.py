@@ -56,12 +56,12 @@ class Channel:
     def send(self, event: Event) -> None:
         self._events.send(self._encoder.encode(event), zmq.NOBLOCK)
 
-    def wait(self, milliseconds: int, wakeup: int) -> None:
-        """Until a command is there, or something to read at the descriptor `wakeup`."""
+    def wait(self, milliseconds: int, wakeup: int) -> bool:
+        """Until a command is there, or something to read at the descriptor `wakeup`. False: neither came."""
         poller = zmq.Poller()
         poller.register(self._commands, zmq.POLLIN)
         poller.register(wakeup, zmq.POLLIN)
-        poller.poll(milliseconds)
+        return bool(poller.poll(milliseconds))
 
     def receive(self) -> Command | None:
         """The next command that is there already."""
@@ -82,8 +82,10 @@ def serve(engine: Engine, channel: Channel, launch: Launch) -> None:
     looked = 0.0
     output: StepOutput | None = None
     while True:
-        if output is None or not engine.has_work:
-            channel.wait(IDLE_MS, engine.wakeup)
+        idle = output is None or not engine.has_work
+        wait_ms = int(min(IDLE_MS, 1000 * engine.idle_seconds + 1))
+        if idle and not channel.wait(wait_ms, engine.wakeup) and not engine.has_work:
+            engine.check()
         while (command := channel.receive()) is not None:
             if isinstance(command, Shutdown):
                 return

@@ -30,14 +30,14 @@ class EngineProcess:
         self.directory = tempfile.mkdtemp(prefix="octavo-")
         self.commands = f"ipc://{self.directory}/commands"
         self.events = f"ipc://{self.directory}/events"
-        self._config = config
+        self.config = config
         self._epoch = epoch
         self.lifeline, self._far_end = os.pipe()
 
     def start(self) -> None:
         """The sockets must be bound by now. Returns at once; the first event says whether the engine is ready."""
         launch = Launch(
-            config=self._config,
+            config=self.config,
             commands=self.commands,
             events=self.events,
             parent_pid=os.getpid(),

@@ -68,7 +68,6 @@ class Scheduler:
         self._num_steps = 0
         self._counters = {
             "prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0, "preemptions": 0, "recomputed_tokens": 0,
-            "added": 0, "added_tokens": 0,
         }  # fmt: skip
         self._predicted_seconds = 0.0
 
@@ -89,8 +88,6 @@ class Scheduler:
         live = Live(request, self._num_added, num_tokens)
         live.search = search
         self._live.setdefault(request.id, {})[request.choice] = live
-        self._counters["added"] += 1
-        self._counters["added_tokens"] += request.num_tokens
         self._queue.add(live, self._clock())
         self._deadlines.add(live)
 

@@ -158,10 +158,10 @@ class Answer:
 async def events(answer: Answer) -> AsyncGenerator[bytes, None]:
     """The answer as server-sent events. Ending the iteration early aborts what is left.
 
-    Raises ApiError where a grammar is refused before anything came.
+    Raises ApiError where the engine refuses before anything came.
     """
     opening = answer.opening()
-    waits = answer.generation.params.structured is not None  # compiling may refuse it
+    waits = answer.generation.may_be_refused
     try:
         while opening and not waits:
             yield opening.pop(0)

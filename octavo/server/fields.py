@@ -19,6 +19,9 @@ from octavo.server.structured import StructuredFields
 MAX_PRIORITY = 2**31 - 1
 """Of either sign."""
 
+MAX_SECONDS = 7 * 86400
+"""Of a limit on time: longer ones are mistakes of the unit."""
+
 _LABEL = "Identifies a caller: accepted, without effect."
 
 
@@ -116,11 +119,20 @@ class GenerationRequest(StructuredFields, kw_only=True):
     stream: Annotated[bool | None, about("Answer with server-sent events.")] = None
     stream_options: Annotated[StreamOptions | None, about("Only with stream.")] = None
     temperature: Annotated[float | None, about("0: greedy. Default: 1.")] = None
+    timeout: Annotated[
+        Annotated[float, Meta(gt=0, le=MAX_SECONDS)] | None,
+        about("Seconds to the end of the answer; then it is ended with 408."),
+    ] = None
     top_k: Annotated[int | None, about("Keep the k most likely tokens; 0 or -1: all.")] = None
     top_n_sigma: Annotated[float | None, about("Keep logits within n deviations of the greatest.")] = None
     top_p: Annotated[float | None, about("Keep the most likely tokens that have this probability.")] = None
     truncate_prompt_tokens: Annotated[
-        Annotated[int, Meta(ge=-1)] | None, about("Keep the last so many tokens of a prompt; -1: what fits.")
+        Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
+        about("Keep the last so many tokens of a prompt; -1: what fits."),
+    ] = None
+    ttft_timeout: Annotated[
+        Annotated[float, Meta(gt=0, le=MAX_SECONDS)] | None,
+        about("Seconds to the first token; then, or as soon as it cannot be held, the request is ended with 408."),
     ] = None
     typical_p: Annotated[float | None, about("Keep the tokens of the most usual surprise with this probability.")] = (
         None

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from octavo.engine.admission import Bounds, ContextLengthError
 from octavo.engine.client import EngineClient, EngineDead, SlowReader, Stream
 from octavo.engine.messages import Add, Progress
+from octavo.engine.overload import Overloaded
 from octavo.request import PLAIN, FinishReason, ParameterError, SamplingParams, Terms, TokenLogprobs
 from octavo.server.calls import Call
 from octavo.server.errors import ApiError, bad_request
@@ -57,9 +58,10 @@ class Generation:
         *,
         continues: bool,
         keep: frozenset[int] = frozenset(),
+        own_limits: frozenset[str] = frozenset(),
     ) -> None:
         """seeds: one per prompt. live: where it stands by its id while it runs. continues: the text goes on where the prompt ends, it is no answer to it. keep: special
-        tokens whose text stays."""
+        tokens whose text stays. own_limits: limits of time in `terms` that the request set, not the server."""
         self._asked = params.candidates()
         width = self._asked.n
         if len(prompts) * width > MAX_CHOICES:
@@ -103,6 +105,11 @@ class Generation:
         self.caller = call.caller.name
         self._aborted = False
         self._live = live
+        self._own_limits = own_limits
+        self._tenant = terms.tenant
+        self._streams: list[Stream] = []
+        self.may_be_refused = params.structured is not None or (terms.ttft_seconds or terms.total_seconds) is not None
+        """By the engine: then the status is known with the first delta only."""
 
     @property
     def num_choices(self) -> int:
@@ -110,6 +117,21 @@ class Generation:
 
     def prompt_of(self, choice: int) -> int:
         return choice // self.params.n
+
+    def begin(self) -> None:
+        """Send the prompts to the engine. Raises ApiError, 429 where too many wait. By itself with the first delta."""
+        if self._streams:
+            return
+        try:
+            self._client.check_backlog()
+            self._streams = [self._client.submit(add) for add in self._adds]
+        except Overloaded as e:
+            self._metrics.refused(e.bound)
+            raise ApiError(429, str(e), code="overloaded", retry_after=e.retry_after) from None
+        except EngineDead as e:
+            raise ApiError(500, str(e), code="engine_dead") from None
+        except ValueError as e:  # the last use of the id has not quite ended
+            raise bad_request(str(e), "request_id") from None
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """(choice, delta) as they come; the last delta of a choice has a finish_reason.
@@ -146,10 +168,11 @@ class Generation:
         num_open = len(self.outputs)
         if self.id in self._live:
             raise bad_request(f"a request with the id {self.id} is being served", "request_id")
+        self.begin()
         self._live[self.id] = self
         self._metrics.begin(len(self.prompts), sum(len(p.token_ids) for p in self.prompts))
         try:
-            async with aclosing(_merge([self._client.submit(add) for add in self._adds])) as steps:
+            async with aclosing(_merge(self._streams)) as steps:
                 async for p, progress in steps:
                     choice = p * self._asked.n + progress.choice
                     output = self.outputs[choice]
@@ -177,6 +200,8 @@ class Generation:
                         self._call.first_token, self._call.queue_seconds = now, progress.queue_seconds
                     self._metrics.tokens(len(delta.token_ids), now - (seen[choice] or started), not seen[choice])
                     seen[choice] = now
+                    if delta.finish_reason is FinishReason.TIMEOUT:
+                        raise self._timed_out(delta.error or "", progress.param or "")
                     if progress.param is not None:
                         raise bad_request(delta.error or "the request was refused by the engine", progress.param)
                     if delta.finish_reason is FinishReason.ERROR or (
@@ -208,6 +233,7 @@ class Generation:
             reasons = [output.finish_reason or reason for output in self.outputs]
             self._call.finish_reasons = [str(r) for r in reasons]
             self._call.num_cached_tokens = sum(self.num_cached)
+            self._metrics.served(self._tenant, self._call.num_prompt_tokens + self._call.num_output_tokens)
             self._metrics.end(reasons, sum(self.num_cached), time.monotonic() - started)
 
     async def explain(self) -> None:
@@ -226,6 +252,13 @@ class Generation:
                 state = str(self.outputs[choice].finish_reason)  # stop strings are found here
                 entries.append({"index": choice, **written(explanation), "state": state})
         return entries
+
+    def _timed_out(self, message: str, limit: str) -> ApiError:
+        """408 for a limit of the request's own, 504 for one of the server's."""
+        own = limit in self._own_limits
+        field = {"ttft_seconds": "ttft_timeout", "total_seconds": "timeout"}[limit]
+        self._metrics.refused(field)
+        return ApiError(408 if own else 504, message, param=field if own else None, code=field)
 
     def abort(self) -> None:
         """End the choices that are open: the last delta of each has the finish reason "abort"."""

@@ -21,6 +21,9 @@ _WHOLE = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 _GAUGES = {
     "num_running": ("octavo_requests_running", "Choices that are being computed."),
     "num_waiting": ("octavo_requests_waiting", "Choices that wait for a place."),
+    "waiting_tokens": ("octavo_tokens_waiting", "Tokens known of those that wait."),
+    "waiting_seconds": ("octavo_waiting_seconds_predicted", "Until those that wait now will have been served."),
+    "prediction_error": ("octavo_step_prediction_error", "Median relative error of predicted step times of late."),
     "kv_blocks_total": ("octavo_kv_blocks", "KV blocks there are."),
     "kv_blocks_held": ("octavo_kv_blocks_held", "Distinct KV blocks that live requests refer to."),
     "kv_blocks_cached": ("octavo_kv_blocks_cached", "KV blocks that only the prefix index keeps."),
@@ -31,6 +34,7 @@ _GAUGES = {
 _COUNTERS = {
     "steps": ("octavo_engine_steps", "Steps computed."),
     "step_seconds": ("octavo_engine_step_seconds", "Time spent in steps."),
+    "predicted_seconds": ("octavo_engine_step_seconds_predicted", "The same as predicted before each step."),
     "prompt_tokens": ("octavo_engine_prompt_tokens", "Prompt tokens computed."),
     "cached_tokens": ("octavo_engine_cached_tokens", "Prompt tokens taken from the prefix cache."),
     "output_tokens": ("octavo_engine_output_tokens", "Tokens drawn, those behind a stop string included."),
@@ -42,6 +46,12 @@ _COUNTERS = {
     "disk_blocks_removed": ("octavo_disk_cache_removed_blocks", "Files removed to keep the bound."),
     "disk_blocks_skipped": ("octavo_disk_cache_skipped_blocks", "Blocks evicted before they could be written."),
 }
+
+
+REFUSALS = ("max_queued_requests", "max_queued_tokens", "timeout", "ttft_timeout")
+
+MAX_TENANTS = 100
+"""Tenants with a series of their own: those that come later share one, for a client may name any number."""
 
 
 class Metrics:
@@ -92,6 +102,18 @@ class Metrics:
         self._hits = Counter(
             "octavo_cache_hits", "Prompt tokens found there, by where they were.", ["tier"], registry=registry
         )
+        self._refused = Counter(
+            "octavo_requests_refused",
+            "Requests refused or ended for want of time, by the bound.",
+            ["bound"],
+            registry=registry,
+        )
+        self._tenant_tokens = Counter(
+            "octavo_tenant_tokens", "Tokens of prompts and answers, by tenant.", ["tenant"], registry=registry
+        )
+        self._tenants: set[str] = set()
+        for bound in REFUSALS:
+            self._refused.labels(bound)
         self._startup = Gauge(
             "octavo_startup_seconds", "Time of each phase of the start.", ["phase"], registry=registry
         )
@@ -138,6 +160,16 @@ class Metrics:
         self._hits.labels("memory").inc(num_memory)
         self._hits.labels("disk").inc(num_disk)
 
+    def refused(self, bound: str) -> None:
+        """One of REFUSALS."""
+        self._refused.labels(bound).inc()
+
+    def served(self, tenant: str, num_tokens: int) -> None:
+        """Tokens of a request that has ended."""
+        if len(self._tenants) < MAX_TENANTS:
+            self._tenants.add(tenant)
+        self._tenant_tokens.labels(tenant if tenant in self._tenants else "(others)").inc(num_tokens)
+
     def response(self, path: str, status: int) -> None:
         self._responses.labels(path, str(status)).inc()
 
@@ -160,6 +192,17 @@ class _EngineCollector(Collector):
             yield GaugeMetricFamily(name, help, value=getattr(stats, field))
         usage = stats.kv_blocks_held / max(1, stats.kv_blocks_total)
         yield GaugeMetricFamily("octavo_kv_usage_ratio", "Share of the KV blocks that live requests hold.", value=usage)
+        waiting = GaugeMetricFamily(
+            "octavo_requests_waiting_by_reason", "Choices that wait, by what for.", labels=["reason"]
+        )
+        for reason, count in stats.waiting_by_reason.items():
+            waiting.add_metric([reason], count)
+        yield waiting
+        computed = stats.prompt_tokens + stats.output_tokens + stats.recomputed_tokens
+        yield GaugeMetricFamily(
+            "octavo_recomputed_ratio", "Share of all computed tokens that were computed again after a preemption.",
+            value=stats.recomputed_tokens / max(1, computed),
+        )  # fmt: skip
         waste = stats.kv_blocks_held * 16 - stats.kv_slots_filled
         yield GaugeMetricFamily("octavo_kv_slots_wasted", "Slots of held blocks that hold no token.", value=waste)
         for field, (name, help) in _COUNTERS.items():

@@ -53,6 +53,7 @@ async def generate(service: Service, http: Request, answer_of: AnswerOf) -> Resp
         answer, parsed = await asyncio.to_thread(answer_of, service, body, call_of(http))
     else:
         answer, parsed = answer_of(service, body, call_of(http))
+    answer.generation.begin()
     headers = {"x-octavo-ignored": _header(parsed.ignored)} if parsed.ignored else {}
     if not parsed.request.stream:
         return WholeAnswer(answer, headers)
@@ -60,7 +61,7 @@ async def generate(service: Service, http: Request, answer_of: AnswerOf) -> Resp
     if parsed.request.resumable:
         caller, grace = call_of(http).caller.name, service.config.resume_seconds
         stream = service.streams.add(answer.generation.id, stream, caller, grace).read(0)
-    waits = answer.generation.params.structured is not None
+    waits = answer.generation.may_be_refused
     return EventStream(stream, headers, service.config.sse_ping_seconds, waits=waits)
 
 

@@ -104,8 +104,9 @@ class Service:
         params = self._params(request, chat)
         seeds = [self.seed() if params.seed is None else params.seed for _ in prompts]
         return Generation(
-            self.client, tokenizer, bounds, self.metrics, call, id, prompts, params, seeds, self.open, _terms(request, call),
+            self.client, tokenizer, bounds, self.metrics, call, id, prompts, params, seeds, self.open, self._terms(request, call),
             continues=chat is None or chat.continues, keep=frozenset() if chat is None else chat.keep,
+            own_limits=_own_limits(request, self.config),
         )  # fmt: skip
 
     def seed(self) -> int:
@@ -155,6 +156,19 @@ class Service:
             else Prompt(prompt.token_ids[len(prompt.token_ids) - wanted :], None)
         )
 
+    def _terms(self, request: GenerationRequest, call: Call) -> Terms:
+        """The tenant is the API key's; without keys, who calls itself `user`. A salt of the request is within the key's."""
+        caller, config = call.caller, self.config
+        own = _own_limits(request, config)
+        return Terms(
+            priority=-(request.priority or 0),
+            tenant=caller.tenant or request.user or "",
+            total_seconds=request.timeout if "total_seconds" in own else config.timeout_seconds,
+            ttft_seconds=request.ttft_timeout if "ttft_seconds" in own else config.ttft_timeout_seconds,
+            reports_prefill=bool(request.return_progress),
+            cache_salt=f"{caller.salt}\0{request.cache_salt}" if request.cache_salt else caller.salt,
+        )
+
     def _params(self, request: GenerationRequest, chat: ChatPrompt | None = None) -> SamplingParams:
         assert self.tokenizer is not None
         try:
@@ -171,15 +185,13 @@ class Service:
             )  # fmt: skip
 
 
-def _terms(request: GenerationRequest, call: Call) -> Terms:
-    """The tenant is the API key's; without keys, who calls itself `user`. A salt of the request is within the key's."""
-    caller = call.caller
-    return Terms(
-        priority=-(request.priority or 0),
-        tenant=caller.tenant or request.user or "",
-        reports_prefill=bool(request.return_progress),
-        cache_salt=f"{caller.salt}\0{request.cache_salt}" if request.cache_salt else caller.salt,
-    )
+def _own_limits(request: GenerationRequest, config: ServerConfig) -> frozenset[str]:
+    """Limits of `Terms` that are the request's: it may be stricter than the server, not more patient."""
+    limits = {
+        "ttft_seconds": (request.ttft_timeout, config.ttft_timeout_seconds),
+        "total_seconds": (request.timeout, config.timeout_seconds),
+    }
+    return frozenset(name for name, (own, most) in limits.items() if own is not None and (most is None or own <= most))
 
 
 def new_id(kind: str, wanted: str | None = None) -> str:
