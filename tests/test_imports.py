@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
         "config", "request", "explain", "graph", "models", "weights", "sampling", "backends", "cache", "sched", "grammar",
     },
     "llm": {"config", "request", "explain", "engine", "text", "weights"},
-    "server": {"config", "request", "explain", "engine", "text", "weights"},
+    "server": {"__version__", "config", "request", "explain", "engine", "text", "weights"},
     "bench": {"config", "request", "engine", "text", "weights"},
     "cli": {"*"},
     "__init__": {"llm", "request"},
