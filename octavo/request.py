@@ -188,7 +188,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise ParameterError(
                 "early_stopping", f'early_stopping must be true, false or "never", got {self.early_stopping!r:.80}'
             )
-        neutral = {f.name: f.default for f in msgspec.structs.fields(self)}
+        neutral = _DEFAULTS
         if not self.use_beam_search:
             for name in ("length_penalty", "early_stopping"):
                 if getattr(self, name) != neutral[name]:

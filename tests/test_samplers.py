@@ -205,7 +205,8 @@ def test_a_table_row_has_what_the_parameters_say() -> None:
     table = SamplingTable(2)
     table.fill(0, request([1], [], allowed_token_ids=[40, 3], typical_p=0.5, xtc_probability=0.3, top_k=4))
     mask, steps = table.masks[0], table.chains[0]
-    assert mask is not None and mask.words().tolist() == [8, 256]
+    words = mask.words() if mask else None
+    assert words is not None and words.tolist() == [8, 256]
     assert steps is not None and steps[0].tolist() == [Op.TOP_K, Op.TYPICAL, Op.XTC]
     assert steps[1].tolist() == np.array([[0, 0], [0.5, 0], [0.3, 0.1]], np.float32).tolist()
     table.fill(0, request([1], []))

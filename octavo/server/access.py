@@ -63,6 +63,13 @@ class Caller:
         self._most_open = key.max_concurrent if key else None
         self._num_open = 0
 
+    @classmethod
+    def of(cls, tenant: str, salt: str) -> Caller:
+        """Who works for a tenant in the background, without quotas."""
+        caller = cls()
+        caller.tenant, caller.salt = tenant, salt
+        return caller
+
     def enter(self) -> None:
         """A request begins: `leave` follows. Raises ApiError 429 naming the quota that is used up."""
         if self._most_open is not None and self._num_open >= self._most_open:
