@@ -233,7 +233,8 @@ class Transfers:
 
     def _read(self, load: DiskLoad) -> None:
         for piece in load.pieces:
-            buffer = self.load_buffers.wait()
+            buffer = self.load_buffers.take(wait=True)
+            assert buffer is not None
             store = self.store
             if load.cancelled.is_set() or self.stopped or store is None:
                 self.load_buffers.give(buffer)
@@ -268,21 +269,18 @@ class _Buffers:
 
     def __init__(self, count: int, num_bytes: int) -> None:
         self._num_bytes = num_bytes
-        self._free: queue.LifoQueue[NDArray[np.uint8] | None] = queue.LifoQueue()
-        for _ in range(count):
-            self._free.put(None)
+        self._left = threading.Semaphore(count)
+        self._used_before: deque[NDArray[np.uint8]] = deque()
 
-    def take(self) -> NDArray[np.uint8] | None:
-        """None: all are in use."""
-        try:
-            buffer = self._free.get_nowait()
-        except queue.Empty:
+    def take(self, wait: bool = False) -> NDArray[np.uint8] | None:
+        """None, where it does not `wait`: all are in use."""
+        if not self._left.acquire(blocking=wait):
             return None
-        return np.empty(self._num_bytes, np.uint8) if buffer is None else buffer
-
-    def wait(self) -> NDArray[np.uint8]:
-        buffer = self._free.get()
-        return np.empty(self._num_bytes, np.uint8) if buffer is None else buffer
+        try:
+            return self._used_before.pop()
+        except IndexError:
+            return np.empty(self._num_bytes, np.uint8)
 
     def give(self, buffer: NDArray[np.uint8]) -> None:
-        self._free.put(buffer)
+        self._used_before.append(buffer)
+        self._left.release()

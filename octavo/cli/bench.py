@@ -11,7 +11,7 @@ from octavo.cli.local import resolve
 from octavo.cli.options import with_config
 from octavo.config import ConfigError, EngineConfig
 
-WORKLOADS = ("throughput", "latency", "startup")
+WORKLOADS = ("throughput", "latency", "startup", "restart")
 
 
 @with_config(EngineConfig, first="workload")
@@ -26,11 +26,11 @@ def bench(
     input_len: Annotated[int, typer.Option("--input-len", metavar="N", help="Tokens of each prompt.", min=1)] = 256,
     output_len: Annotated[int, typer.Option("--output-len", metavar="N", help="Tokens of each answer.", min=2)] = 128,
 ) -> None:
-    """Measure throughput, the speed of one stream, and the start.
+    """Measure throughput, the speed of one stream, the start, and a long prompt after a restart.
 
     Example: octavo bench throughput demo --json
     """
-    from octavo.bench import latency, startup, throughput
+    from octavo.bench import latency, restart, startup, throughput
     from octavo.bench.report import as_table
 
     if workload not in (*WORKLOADS, "all"):
@@ -43,6 +43,8 @@ def bench(
         results.append(latency.measure(config, input_len, output_len, repeat))
     if workload in ("startup", "all"):
         results.append(startup.measure(config, repeat))
+    if workload in ("restart", "all"):
+        results.append(restart.measure(config, repeat))
     if as_json:
         print(json.dumps({"model": name, "results": [r._asdict() for r in results]}, indent=2))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 from octavo.backends.base import Backend, Limits, Program
 from octavo.cache.blocks import BLOCK_SIZE, GroupSpec
 from octavo.cache.kv import KvCache
+from octavo.cache.match import Match
 from octavo.cache.store import BlockStore
 from octavo.cache.tiers import LONG_PREFIX, DiskTier
 from octavo.config import ConfigError, EngineConfig
@@ -23,6 +25,8 @@ from octavo.engine.messages import Ready
 from octavo.engine.space import kv_space
 from octavo.graph.ir import Graph
 from octavo.models import build_graph
+from octavo.request import Gate, Request
+from octavo.sched.admission import Fetch
 from octavo.sched.batch import BatchBuilder
 from octavo.sched.scheduler import Scheduler
 from octavo.weights.checkpoint import open_checkpoint
@@ -136,7 +140,7 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         program=program,
         cache=cache,
         tier=tier,
-        scheduler=Scheduler(cache, limits, tier.fetch if tier else None, target_itl=config.target_itl),
+        scheduler=Scheduler(cache, limits, _fetch(tier) if tier else None, target_itl=config.target_itl),
         batches=BatchBuilder(limits, len(graph.groups)),
         phases=phases,
         notices=notices,
@@ -180,6 +184,17 @@ def _disk_tier(config: EngineConfig, cache: KvCache, state: Any, space: Callable
         lambda: BlockStore(directory, space(), config.disk_cache_size),
         notify=lambda line: print(f"octavo: {line}", file=sys.stderr, flush=True),
     )
+
+
+def _fetch(tier: DiskTier) -> Fetch:
+    """Holds the tier weakly: the scheduler is part of cycles, and the tier holds the KV memory."""
+    alive = weakref.ref(tier)
+
+    def fetch(request: Request, match: Match, limit: int) -> Gate | None:
+        tier = alive()
+        return tier.fetch(request, match, limit) if tier else None
+
+    return fetch
 
 
 def _max_model_len(config: EngineConfig, graph: Graph) -> tuple[list[str], int]:
