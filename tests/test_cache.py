@@ -1,23 +1,24 @@
-"""Pool, prefix index and tables by random operations, beside a model that remembers whole prefixes."""
+"""Pool, prefix index, tables, windows, forks and hints, case by case; `test_cache_random` plays them at random."""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
+from typing import Any
 
 import pytest
 
 from octavo.backends import base
 from octavo.cache.blocks import BLOCK_SIZE, BlockPool, GroupSpec, blocks_for
 from octavo.cache.kv import KvCache
+from octavo.cache.match import End, EndReason
 from octavo.cache.prefix import Node, PrefixIndex, chain_key, common_prefix, root_key
-from octavo.request import Request, SamplingParams
+from octavo.request import ParameterError, Request, Retention, SamplingParams, Terms
 
 ROOT = root_key(b"")
 
 
-def make(id: str, tokens: list[int]) -> Request:
-    return Request(id, 0, tokens, SamplingParams(), 0)
+def make(id: str, tokens: list[int], prompt_logprobs: int | None = None, **terms: Any) -> Request:
+    return Request(id, 0, tokens, SamplingParams(prompt_logprobs=prompt_logprobs), 0, terms=Terms(**terms))
 
 
 def admit(cache: KvCache, request: Request, num_reserved: int = 0) -> bool:
@@ -222,78 +223,175 @@ def test_a_hit_is_valid_in_all_groups() -> None:
     cache.check([request])
 
 
-def play(seed: int) -> Counter[str]:
-    rng = random.Random(seed)
-    num_blocks = rng.randint(2, 12)
-    cache = KvCache([GroupSpec(num_blocks + g) for g in range(rng.choice([1, 1, 2]))])
-    live: list[Request] = []
-    known: list[list[int]] = [[]]
-    seen: Counter[str] = Counter()
-    for turn in range(60):
-        if rng.random() < 0.4:
-            old = rng.choice(known)
-            fresh = [rng.randrange(3) for _ in range(rng.randint(1, 24))]
-            request = make(str(turn), (old[: rng.randint(0, len(old))] + fresh)[: num_blocks * 16])
-            match = cache.match(request)
-            assert match.num_tokens == longest_known(cache, request.prompt_ids[:-1])
-            pools = [group.pool for group in cache.groups]
-            free = min(pool.num_available for pool in pools)
-            if cache.admit(request, match, request.num_tokens, [0] * len(cache.groups)):
-                left = min(pool.num_available for pool in pools)
-                assert left >= free - blocks_for(request.num_tokens) - (request.num_cached % 16 > 0)
-                live.append(request)
-                seen["copied"] += request.num_cached % 16 > 0
-                seen["shared"] += request.num_cached >= 16
-            else:
-                assert blocks_for(request.num_tokens) > free - num_blocks or free < num_blocks
-                cache.forget(request)
-                seen["refused"] += 1
-        elif live and rng.random() < 0.7:
-            request = rng.choice(live)
-            stop = rng.randint(request.num_computed, request.num_tokens)
-            before = cache.usage().num_cached
-            if not compute(cache, request, stop):
-                seen["full"] += 1
-            seen["evicted"] += cache.usage().num_cached < before
-            if stop == request.num_tokens and stop < num_blocks * 16:
-                request.output_ids.append(rng.randrange(3))
-        elif live:
-            request = live.pop(rng.randrange(len(live)))
-            known.append(request.prompt_ids + request.output_ids)
-            cache.end_step()
-            cache.free(request, keep_tail=rng.random() < 0.9)
-            cache.forget(request)
-        cache.check(live)
+def test_salts_never_share() -> None:
+    cache = KvCache([GroupSpec(16)])
+    tokens = [1] * 40
+    for i, salt in enumerate(["", "red", "blue", "red\0blue"]):
+        assert run(cache, make(f"a{i}", tokens, cache_salt=salt)) == 0
+    for i, salt in enumerate(["", "red", "blue", "red\0blue"]):
+        assert run(cache, make(f"b{i}", tokens, cache_salt=salt)) == 39
+
+
+def test_a_fork_shares_all_blocks_and_a_write_copies_the_unfinished_one() -> None:
+    cache = KvCache([GroupSpec(8)])
+    parent, child, other = make("p", [1] * 20), make("c", [1] * 20), make("o", [1] * 20)
+    assert admit(cache, parent) and compute(cache, parent, 20)
+    for fork in (child, other):
+        cache.fork(parent, fork)
+    assert child.num_computed == child.num_cached == 20 and child.tables == parent.tables
+    assert cache.usage().num_held == 2
+    for i, request in enumerate((parent, child, other)):
+        request.output_ids.append(i)
+        assert cache.grow(request, 21)
+    cache.check([parent, child, other])
+    ((first, second),) = cache.copies()
+    assert first.source == second.source == other.tables[0][1], "the last one writes in place"
+    assert first.destination == parent.tables[0][1] and second.destination == child.tables[0][1]
     cache.end_step()
-    for request in live:
-        cache.free(request)
-        cache.forget(request)
+    assert cache.usage().num_held == 4
+    for request in (parent, child, other):
+        cache.advance(request, 21)
+        cache.check([parent, child, other])
+
+
+def test_room_counts_the_copy() -> None:
+    cache = KvCache([GroupSpec(3)])
+    parent, child = make("p", [1] * 20), make("c", [1] * 20)
+    assert admit(cache, parent) and compute(cache, parent, 20)
+    cache.fork(parent, child)
+    assert cache.room(child) == 12 and cache.demands([(child, 21)]) == [1]
+    assert not cache.grow(child, 33) and cache.grow(child, 32)
+    assert cache.room(parent) == 12 and cache.demands([(parent, 21)]) == [0], "the block is its own again"
+    cache.end_step()
+    cache.check([parent, child])
+
+
+def test_a_copy_to_a_block_that_is_given_back_is_not_made() -> None:
+    cache = KvCache([GroupSpec(4)])
+    parent, child = make("p", [1] * 20), make("c", [1] * 20)
+    assert admit(cache, parent) and compute(cache, parent, 20)
+    cache.fork(parent, child)
+    assert cache.grow(child, 21)
+    cache.free(child)
+    assert cache.copies() == [[]]
+    cache.check([parent])
+
+
+def test_a_hit_needs_only_the_window_before_it() -> None:
+    """LESSONS B4: as deep as whatever window is still there, not all or nothing."""
+    cache = KvCache([GroupSpec(16), GroupSpec(8, window=20)])
+    tokens = list(range(100))
+    a = make("a", tokens)
+    assert admit(cache, a)
+    for n in (40, 80, 100):
+        assert compute(cache, a, n)
+        cache.check([a])
+        assert sum(block >= 0 for block in a.tables[1]) <= 3
+    cache.free(a)
+    cache.forget(a)
+    b = make("b", [*tokens[:70], 200, 201])
+    assert admit(cache, b) and b.num_cached == 70
+    assert b.tables[1][:3] == [-1, -1, -1] and b.tables[1][3] >= 0
+    cache.check([b])
+    cache.free(b)
+    window = cache.groups[1]
+    for block in list(window.pool.cached_blocks()):
+        if window.prefixes.node(window.prefixes.key_of(block)).depth == 4:  # type: ignore[union-attr]
+            window.prefixes.remove(block)
+            window.pool.drop(block)
+    match = cache.match(make("c", [*tokens[:70], 200, 201]))
+    assert match.num_tokens == 64 and match.end == End(EndReason.EVICTED, 64), "block 4 and what follows need it"
+
+
+def test_hints_order_eviction_and_fade() -> None:
+    now = 0.0
+    cache = KvCache([GroupSpec(6)], clock=lambda: now)
+    kept = make("kept", [1] * 32, retention=Retention(seconds=100))
+    last = make("last", [2] * 32, retention=Retention(priority=-1))
+    for request in (kept, last, make("plain", [3] * 32)):
+        now += 1
+        run(cache, request)
+
+    def evicts(token: int) -> list[int]:
+        """Which of the sequences of tokens 1, 2, 3 are gone after another."""
+        run(cache, make(f"r{token}", [token] * 32))
+        return [t for t in (1, 2, 3) if cache.match(make(f"m{token}{t}", [t] * 32)).num_tokens == 0]
+
+    now += 1
+    assert evicts(10) == [2], "the one that asked to go first, though it was not the oldest"
+    assert evicts(11) == [2, 3], "then the plain one"
+    now += 200
+    assert evicts(12) == [2, 3], "10 was used before the hint was"
+    assert evicts(13) == [2, 3]
+    assert evicts(14) == [1, 2, 3], "the hint has faded: 12 and 13 were used later"
+
+
+def test_hints_never_wedge_the_pool() -> None:
+    """LESSONS B7: a cache full of blocks that are to be kept serves the next request as an empty one."""
+    cache = KvCache([GroupSpec(8)])
+    for i in range(20):
+        run(cache, make(f"r{i}", [i] * 64, retention=Retention(seconds=86_400, priority=100)))
+    assert run(cache, make("last", [99] * 128)) == 0
+    assert cache.usage().num_cached == 8
+
+
+def test_retention_out_of_bounds_is_refused() -> None:
+    for bad in ({"seconds": -1.0}, {"seconds": float("nan")}, {"priority": 101}, {"num_tokens": 0}):
+        with pytest.raises(ParameterError, match=f"retention.{next(iter(bad))} must be between"):
+            Retention(**bad)
+    with pytest.raises(ParameterError, match=r"retention\.num_tokens needs"):
+        Retention(priority=-1, num_tokens=5)
+
+
+def test_after_a_flush_nothing_is_found_not_even_of_those_who_run() -> None:
+    cache = KvCache([GroupSpec(16)])
+    run(cache, make("a", [1] * 40))
+    b = make("b", [2] * 60)
+    assert admit(cache, b) and compute(cache, b, 40)
+    assert cache.flush() == 3
+    assert compute(cache, b, 60)
+    for token in (1, 2):
+        assert cache.match(make(f"c{token}", [token] * 40)).num_tokens == 0
+    cache.check([b])
+    cache.free(b)
+    cache.forget(b)
     cache.check([])
-    assert cache.usage().num_held == 0 and not len(cache.chains) and not list(cache.published.coming.items())
-    return seen
+    assert cache.usage().num_cached == 0
+    assert run(cache, make("d", [2] * 40)) == 0 and run(cache, make("e", [2] * 40)) == 39
 
 
-def longest_known(cache: KvCache, tokens: list[int]) -> int:
-    """The most leading tokens that any indexed block of every group ends with."""
-    best = []
-    for group in cache.groups:
-        prefixes: dict[bytes, list[int]] = {ROOT: []}
-        nodes = dict(group.prefixes._nodes)
-        while nodes:
-            for key, node in list(nodes.items()):
-                if node.parent in prefixes:
-                    prefixes[key] = [*prefixes[node.parent], *node.token_ids]
-                    del nodes[key]
-        best.append(max(common_prefix(prefix, tokens) for prefix in prefixes.values()))
-    return min(best)
+def test_a_match_says_why_it_ends() -> None:
+    cache = KvCache([GroupSpec(8)])
 
+    def end(tokens: list[int], **terms: Any) -> End:
+        return cache.match(make("probe", tokens, **terms)).end
 
-def test_random_operations() -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(400):
-        try:
-            seen += play(seed)
-        except Exception as error:
-            raise AssertionError(f"seed {seed}") from error
-    for what in ("copied", "shared", "refused", "full", "evicted"):
-        assert seen[what] > 0, f"no history reached: {what}"
+    def reset() -> None:
+        cache.chains.forget(make("probe", [0]))
+
+    tokens = list(range(40))
+    assert end(tokens) == End(EndReason.UNKNOWN, 0)
+    reset()
+    assert end(tokens, cache_salt="red") == End(EndReason.SALT, 0)
+    reset()
+    run(cache, make("a", tokens))
+    for query, want in (
+        (tokens, End(EndReason.COMPLETE, 39)),
+        ([*tokens[:21], 99, 98], End(EndReason.DIFFERS, 21)),
+        ([*tokens[:32], 99, 98], End(EndReason.DIFFERS, 32)),
+        ([*tokens, 99], End(EndReason.COMPLETE, 40)),
+        ([*tokens, 99, 98], End(EndReason.TOO_SHORT, 40)),
+        ([99, 98], End(EndReason.DIFFERS, 0)),
+    ):
+        assert end(query) == want
+        reset()
+    assert cache.match(make("scored", tokens, prompt_logprobs=1)).end == End(EndReason.SCORES, 1)
+    running = make("running", list(range(100, 164)))
+    assert admit(cache, running) and compute(cache, running, 16)
+    assert end(list(range(100, 140))) == End(EndReason.COMPUTING, 16)
+    reset()
+    assert compute(cache, running, 64)
+    cache.free(running)
+    run(cache, make("evicts", list(range(200, 248))))
+    assert end(tokens) == End(EndReason.EVICTED, 16)
+    assert KvCache([GroupSpec(8)], enabled=False).match(make("probe", tokens)).end == End(EndReason.DISABLED, 0)
