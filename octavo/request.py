@@ -197,7 +197,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for name, default in neutral.items():
             given: Any = getattr(self, name)
             if name not in _OF_SEARCH and given not in (default, None, [], {}) and (name, given) != ("top_k", -1):
-                raise ParameterError(name, f"{name} cannot be honoured with use_beam_search")
+                field = given.field if isinstance(given, Structured) else name
+                raise ParameterError(field, f"{field} cannot be honoured with use_beam_search")
         if self.temperature not in (0, 1):
             raise ParameterError("temperature", "temperature must be 0 or 1 with use_beam_search: nothing is drawn")
         if self.max_tokens == 0:
