@@ -83,6 +83,7 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self._sources = {"default": template} if template is not None else tokenizer.chat_templates
         self._tool_format = tool_format
+        self._specials = {i: token for i in tokenizer.special_ids if (token := tokenizer.id_to_token(i))}
         source = self._sources.get("default") or next(iter(self._sources.values()), "")
         if reasoning_format == "auto":
             self.reasoning = detect_reasoning(source)
@@ -234,11 +235,8 @@ class ChatFormat:
         return ids[0] if whole else None
 
     def _visible(self, markers: Sequence[str]) -> frozenset[int]:
-        return frozenset(
-            token_id
-            for token_id in self.tokenizer.special_ids
-            if (token := self.tokenizer.id_to_token(token_id)) and any(token in marker for marker in markers)
-        )
+        """Special tokens that the markers are, or hold."""
+        return frozenset(i for i, token in self._specials.items() if any(token in marker for marker in markers))
 
 
 def _continued(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

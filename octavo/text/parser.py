@@ -23,6 +23,9 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 Write = Callable[[str], None]
 
+_PIECE = 1024
+"""Characters that are read at a time: what is consumed is cut off the text, which would take long from a long one."""
+
 _SPECIAL = re.compile(r'["\\]')
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _SCALAR_END = re.compile(r"[,}\]\s]")
@@ -48,29 +51,30 @@ class MessageParser:
         self._ended = False
         self._held = ""  # whitespace that is content, or reasoning, if more of it follows
         self._trim = False  # whitespace that comes now is none
-        self._content = ""
-        self._reasoning = ""
-        self._calls: list[ToolCallDelta] = []
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, tuple[str | None, str | None, list[str]]] = {}  # index -> id, name, arguments
         self._record: list[str] | None = None  # what was consumed of that which may be a call, and may be content
         self._steps = self._run()
         next(self._steps)
 
     def feed(self, text: str) -> MessageDelta:
         """What this text adds."""
-        self._text += text
-        return self._advance()
+        for start in range(0, len(text), _PIECE):
+            self._text += text[start : start + _PIECE]
+            next(self._steps, None)
+        return self._news()
 
     def finish(self) -> MessageDelta:
         """What was held back. Nothing is fed after this."""
         self._ended = True
-        return self._advance()
+        next(self._steps, None)
+        return self._news()
 
-    def _advance(self) -> MessageDelta:
-        if self._text or self._ended:
-            next(self._steps, None)
-        delta = MessageDelta(self._content, self._reasoning, tuple(self._calls))
-        self._content = self._reasoning = ""
-        self._calls = []
+    def _news(self) -> MessageDelta:
+        calls = (ToolCallDelta(i, id, name, "".join(parts)) for i, (id, name, parts) in self._calls.items())
+        delta = MessageDelta("".join(self._content), "".join(self._reasoning), tuple(calls))
+        self._content, self._reasoning, self._calls = [], [], {}
         return delta
 
     def _run(self) -> Steps[None]:
@@ -79,7 +83,7 @@ class MessageParser:
             yield from self._think(self._format)
         self.may_reason = False
         yield from self._body()
-        self._content += self._held
+        self._content.append(self._held)
         self._held = ""
 
     def _think(self, form: ReasoningFormat) -> Steps[None]:
@@ -93,7 +97,7 @@ class MessageParser:
             self.thinks = True
         self._trim = True
         if (yield from self._until(form.ends, self._write_reasoning)) is None:
-            self._reasoning += self._held
+            self._reasoning.append(self._held)
         self._held, self._trim = "", True
         self.thinks = False
 
@@ -103,10 +107,10 @@ class MessageParser:
     # What is written.
 
     def _write_content(self, text: str) -> None:
-        self._content += self._trimmed(text)
+        self._content.append(self._trimmed(text))
 
     def _write_reasoning(self, text: str) -> None:
-        self._reasoning += self._trimmed(text)
+        self._reasoning.append(self._trimmed(text))
 
     def _trimmed(self, text: str) -> str:
         """Text up to its last character that is no whitespace; what follows is held."""
@@ -124,11 +128,11 @@ class MessageParser:
         self._record = None
         index = self.num_calls
         self.num_calls += 1
-        self._calls.append(ToolCallDelta(index, id or self._new_id(), name, ""))
+        self._calls[index] = (id or self._new_id(), name, [])
 
         def write(arguments: str) -> None:
             if arguments:
-                self._calls.append(ToolCallDelta(index, None, None, arguments))
+                self._calls.setdefault(index, (None, None, []))[2].append(arguments)
 
         return write
 

@@ -39,7 +39,7 @@ class Harmony(MessageParser):
                 break
             if mark in (START, CHANNEL):
                 yield from self._message()
-        self._content += self._held
+        self._content.append(self._held)
         self._held = ""
 
     def _message(self) -> Steps[None]:
@@ -68,5 +68,5 @@ class Harmony(MessageParser):
         if (yield from self._until(ENDS, write)) is not None:
             self._held = ""
         elif self.thinks:
-            self._reasoning += self._held
+            self._reasoning.append(self._held)
             self._held = ""
