@@ -156,6 +156,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise ParameterError("stop", "a stop string must not be empty")
         if any(not word.strip() for word in self.bad_words):
             raise ParameterError("bad_words", "bad_words must not be empty texts")
+        if any(not text for text in self.dry_sequence_breakers or ()):
+            raise ParameterError("dry_sequence_breakers", "dry_sequence_breakers must not be empty texts")
         if self.allowed_token_ids == []:
             raise ParameterError("allowed_token_ids", "allowed_token_ids is empty: at least one token must be allowed")
         self._check_samplers()
@@ -375,7 +377,7 @@ LIMITS = {name: (low, high) for name, _, low, high in _BOUNDS}
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
 
 
-class Retention(msgspec.Struct, frozen=True, kw_only=True):
+class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A wish that the cache keeps a request's blocks longer, or less long, than others.
 
     Blocks are evicted by the time of their last use. A hint moves that time by `seconds`, and by a minute for each

@@ -29,7 +29,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 
 SAMPLES: dict[str, Any] = {
     "add_generation_prompt": False, "add_special_tokens": False, "allowed_token_ids": [5, 6], "bad_words": ["so"],
-    "best_of": 2, "cache_salt": "a", "chat_template_kwargs": {"a": 1}, "dry_allowed_length": 3, "dry_base": 1.5,
+    "best_of": 2, "cache_salt": "a", "chat_template_kwargs": {}, "dry_allowed_length": 3, "dry_base": 1.5,
     "dry_multiplier": 0.5, "dry_penalty_last_n": 50, "dry_sequence_breakers": ["\n"], "dynatemp_exponent": 2.0,
     "dynatemp_range": 0.5, "echo": True, "explain": True, "frequency_penalty": 0.5, "grammar": 'start: "a" | "b"',
     "guided_choice": ["a", "b"], "guided_decoding_backend": "auto", "guided_grammar": 'start: "a" | "b"',
@@ -38,6 +38,7 @@ SAMPLES: dict[str, Any] = {
     "max_tokens": 2, "min_p": 0.1, "min_tokens": 1, "mirostat_eta": 0.1, "mirostat_tau": 5.0, "n": 2, "n_predict": -1,
     "parallel_tool_calls": False, "presence_penalty": 0.5, "priority": -1, "prompt_cache_key": "k", "prompt_logprobs": 1,
     "documents": [], "reasoning_effort": "none", "repeat_last_n": 20, "repetition_penalty": 1.1, "request_id": "r1",
+    "retention": {"seconds": 300, "priority": 1, "num_tokens": 100}, "prompt_cache_retention": "24h",
     "response_format": {"type": "json_object"}, "return_sampling_params": True, "return_token_ids": True,
     "return_tokens_as_token_ids": True, "safety_identifier": "s", "samplers": ["top_k", "temperature"], "seed": 5,
     "skip_special_tokens": False, "stop": ["x"], "stop_token_ids": [5], "stream": True,

@@ -36,6 +36,7 @@ class SamplingTable:
         self.masks: list[AllowedTokens | Constraint | None] = [None] * num_slots
         self.dries: list[Dry | None] = [None] * num_slots
         self.chains: list[tuple[I32, F32] | None] = [None] * num_slots
+        self.special: set[int] = set()  # slots that have a mask, DRY or a chain
 
     def fill(self, slot: int, request: Request) -> None:
         """Take over the parameters of `request`."""
@@ -59,6 +60,10 @@ class SamplingTable:
         steps = chain(params)
         ops, values = [op for op, _, _ in steps], [(a, b) for _, a, b in steps]
         self.chains[slot] = (np.array(ops, np.int32), np.array(values, np.float32)) if steps else None
+        if self.masks[slot] is None and self.dries[slot] is None and self.chains[slot] is None:
+            self.special.discard(slot)
+        else:
+            self.special.add(slot)
 
 
 class Bias:

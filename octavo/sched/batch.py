@@ -144,6 +144,8 @@ class BatchBuilder:
         """Masks, DRY and chains; few requests have any."""
         table = self._table
         extras = SamplingArrays.extras(len(drawing))
+        if not table.special:
+            return extras
         slots = [work.slot if work else -1 for work in drawing]
         sources = [table.masks[slot] if slot >= 0 else None for slot in slots]
         masks = [source.words() if source else None for source in sources]

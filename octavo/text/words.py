@@ -17,11 +17,12 @@ def resolve(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
     """`params` with `bad_words` and DRY's sequence breakers as token ids. Raises ParameterError naming the field."""
     changes: dict[str, object] = {}
     if params.bad_words:
-        sequences = params.bad_word_ids + [s for word in params.bad_words for s in _word(tokenizer, word)]
-        changes |= {"bad_words": [], "bad_word_ids": sequences}
+        words = params.bad_word_ids + [s for word in params.bad_words for s in _word(tokenizer, word)]
+        changes |= {"bad_words": [], "bad_word_ids": words}
     if params.dry_multiplier > 0 and not params.dry_breaker_ids:
         breakers = DRY_BREAKERS if params.dry_sequence_breakers is None else params.dry_sequence_breakers
-        changes["dry_breaker_ids"] = [s for text in breakers for s in _breaker(tokenizer, text)]
+        sequences = dict.fromkeys(s for text in breakers for s in _breaker(tokenizer, text))
+        changes["dry_breaker_ids"] = [list(s) for s in sequences if s]
     return msgspec.structs.replace(params, **changes) if changes else params
 
 
@@ -32,11 +33,11 @@ def _word(tokenizer: Tokenizer, word: str) -> list[list[int]]:
 
 
 @lru_cache(maxsize=256)
-def _breaker(tokenizer: Tokenizer, text: str) -> list[list[int]]:
+def _breaker(tokenizer: Tokenizer, text: str) -> list[tuple[int, ...]]:
     """The tokens of a breaker, and every token that has it in its text: a comma and a newline may be one."""
-    sequences = [[token] for token in range(tokenizer.vocab_size) if text.encode() in tokenizer.id_to_bytes(token)]
-    whole = _encode(tokenizer, text, "dry_sequence_breakers")
-    return sequences if len(whole) < 2 else [*sequences, whole]
+    whole = tuple(_encode(tokenizer, text, "dry_sequence_breakers"))
+    data = text.encode()
+    return [whole, *((token,) for token in range(tokenizer.vocab_size) if data in tokenizer.id_to_bytes(token))]
 
 
 def _encode(tokenizer: Tokenizer, text: str, param: str) -> list[int]:
