@@ -152,7 +152,7 @@ class Matcher:
         index = self._published.anchor.prefixes
         tokens = tuple(request.prompt_ids[i * BLOCK_SIZE : (i + 1) * BLOCK_SIZE])
         block, common = index.best_child(self._chains.keys(request, i)[i], tokens)
-        if not common or num_top < 0:
+        if not common:
             return b"", 0
         key = index.key_of(block)
         return key, min(common, self._published.scores.count(key, num_top))
@@ -170,7 +170,7 @@ class Matcher:
             if start + common <= num_known:
                 break
             leader = coming.leader(key)
-            if not scored or (leader is not None and 0 <= num_top <= _num_kept(leader)):
+            if not scored or (leader is not None and num_top <= _num_kept(leader)):
                 return key
         return None
 
@@ -188,11 +188,9 @@ class Matcher:
             return EndReason.EVICTED
         if any(index.goes_on(keys[depth], (*tail, *following)) for index in indices):
             return EndReason.EVICTED
-        if any(index.goes_on(keys[depth], tail) for index in indices):
-            return EndReason.DIFFERS
-        if num_tokens:
-            return EndReason.TOO_SHORT
-        return EndReason.SALT if request.terms.cache_salt else EndReason.UNKNOWN
+        if num_tokens == 0:
+            return EndReason.SALT if request.terms.cache_salt else EndReason.UNKNOWN
+        return EndReason.DIFFERS if any(index.goes_on(keys[depth], tail) for index in indices) else EndReason.TOO_SHORT
 
 
 def _num_kept(leader: Request) -> int:

@@ -172,7 +172,7 @@ class Publisher:
     def _keep_scores(self, request: Request, i: int, stop: int, key: Key) -> None:
         """Keep, with the block named `key`, the known scores of the request's tokens from block i's first up to `stop`."""
         num_top = request.params.prompt_logprobs
-        if num_top is None or num_top < 0:
+        if num_top is None:
             return
         scores: list[TokenLogprobs | None] = [*request.prompt_logprobs[max(0, i * BLOCK_SIZE - 1) : stop - 1]]
         if scores:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from octavo.request import MAX_LOGPROBS, ParameterError
+from octavo.request import MAX_LOGPROBS, ParameterError, Retention
+from octavo.server.errors import bad_request
 from octavo.server.fields import REFUSED, GenerationRequest, Refused, about
 from octavo.text.chat import ChatOptions
 from octavo.text.tools.offer import read_offer
@@ -29,7 +30,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
         "moderation": Refused("nothing is moderated"),
         "prediction": Refused("outputs are not predicted"),
         "prompt_cache_options": Refused("the prefix cache is always on"),
-        "prompt_cache_retention": Refused("blocks stay as long as there is room", ("in_memory",)),
         "service_tier": Refused("there is one tier; use priority", ("auto", "default")),
         "store": Refused("nothing is stored", (False,)),
         "verbosity": Refused("the model has no verbosity", ("medium",)),
@@ -53,7 +53,17 @@ class ChatRequest(GenerationRequest, kw_only=True):
     thinking_token_budget: Annotated[
         Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, about("Most reasoning tokens; its end is forced then.")
     ] = None
+    prompt_cache_retention: Annotated[
+        Literal["in_memory", "24h"] | None, about("24h is retention of so many seconds.")
+    ] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, about("Variables of the chat template.")] = None
+
+    def wanted_retention(self) -> Retention | None:
+        if self.prompt_cache_retention != "24h":
+            return self.retention
+        if self.retention is not None:
+            raise bad_request("prompt_cache_retention says what retention says: give one", "prompt_cache_retention")
+        return Retention(seconds=86_400)
 
     def chat_options(self) -> ChatOptions:
         """Raises ParameterError, naming the field."""

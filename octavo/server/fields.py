@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from octavo.request import ParameterError, SamplingParams
+from octavo.request import ParameterError, Retention, SamplingParams
 from octavo.server.errors import bad_request
 from octavo.server.structured import StructuredFields
 
@@ -100,6 +100,10 @@ class GenerationRequest(StructuredFields, kw_only=True):
     resumable: Annotated[
         bool | None, about("A stream that may be taken up again at /v1/streams/{id} after the connection broke.")
     ] = None
+    retention: Annotated[
+        Retention | None,
+        about("How long cached blocks are worth keeping: seconds, priority, num_tokens (of the prompt's head)."),
+    ] = None
     return_progress: Annotated[bool | None, about("Stream how much of the prompt is computed.")] = None
     return_sampling_params: Annotated[bool | None, about("Tell the values that were used for sampling.")] = None
     return_token_ids: Annotated[bool | None, about("Tell the token ids of prompt and output.")] = None
@@ -177,6 +181,10 @@ class GenerationRequest(StructuredFields, kw_only=True):
             prompt_logprobs=self.wanted_prompt_logprobs(),
             structured=self.structured(),
         )
+
+    def wanted_retention(self) -> Retention | None:
+        """How long cached blocks are worth keeping, by whatever field says it. Raises ApiError 400."""
+        return self.retention
 
     def wanted_prompt_logprobs(self) -> int | None:
         """Alternatives per prompt token."""

@@ -165,6 +165,7 @@ class Service:
             tenant=caller.tenant or request.user or "",
             total_seconds=request.timeout if "total_seconds" in own else config.timeout_seconds,
             ttft_seconds=request.ttft_timeout if "ttft_seconds" in own else config.ttft_timeout_seconds,
+            retention=request.wanted_retention(),
             reports_prefill=bool(request.return_progress),
             cache_salt=f"{caller.salt}\0{request.cache_salt}" if request.cache_salt else caller.salt,
         )
