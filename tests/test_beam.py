@@ -11,13 +11,15 @@ import pytest
 
 from octavo.engine.admission import Bounds
 from octavo.engine.messages import Add
-from octavo.request import FinishReason, ParameterError, Request, SamplingParams, TokenLogprobs
+from octavo.request import FinishReason, ParameterError, Request, SamplingParams, Terms, TokenLogprobs
+from octavo.sched import recent
 from octavo.sched.beam import BeamSearch
 from octavo.sched.live import Update
 from octavo.sched.step import Step
-from tests.paged_model import VOCAB, scores_after
+from tests.paged_engine import Engine, make, random_prompt
+from tests.paged_engine import Engine, make, random_prompt
+from tests.paged_model import VOCAB, Windows, scores_after
 from tests.plain_beam import Found, plain_beam_search
-from tests.test_scheduler import Engine, make, random_prompt
 
 MAX_MODEL_LEN = 40
 
@@ -154,11 +156,11 @@ def test_neutral_values_are_no_reason_to_refuse() -> None:
 # ---- through the scheduler
 
 
-def find(params: SamplingParams, prompt: list[int], max_model_len: int) -> list[Found]:
+def find(params: SamplingParams, prompt: list[int], max_model_len: int, windows: Windows) -> list[Found]:
     """The answers of a search over the paged model, by the plain one."""
     limit = max_model_len - len(prompt)
     return plain_beam_search(
-        scores_after, prompt,
+        lambda ids: scores_after(ids, windows), prompt,
         width=params.num_candidates, ends={VOCAB - 1, *params.stop_token_ids} if not params.ignore_eos else set(),
         limit=limit if params.max_tokens is None else min(limit, params.max_tokens), min_tokens=params.min_tokens,
         length_penalty=params.length_penalty, early_stopping=params.early_stopping,
@@ -173,15 +175,17 @@ class Searches(Engine):
         self.answers: dict[str, list[Update]] = {}
         self.asked: dict[str, Request] = {}
 
-    def search(self, id: str, prompt: list[int], **params: Any) -> None:
-        self.asked[id] = make(id, prompt, **{"temperature": 0, "use_beam_search": True, **params})
+    def search(self, id: str, prompt: list[int], terms: Terms | None = None, **params: Any) -> None:
+        self.asked[id] = make(id, prompt, terms=terms, **{"temperature": 0, "use_beam_search": True, **params})
         search = BeamSearch(self.asked[id], self.limits.max_model_len)
         self.scheduler.add(search.first, search)
         self.scheduler.check()
 
-    def commit(self, step: Step) -> None:
+    def commit(self, step: Step, seconds: float = 0.01) -> None:
         updates = self.scheduler.commit(step, self.model.run(self.batches.build(step)))
         self.scheduler.check()
+        self.now += seconds
+        self.scheduler.took(step, seconds)
         for update in updates:
             if update.request.id in self.asked:
                 self.answers.setdefault(update.request.id, []).append(update)
@@ -192,7 +196,7 @@ class Searches(Engine):
         for id, request in self.asked.items():
             if id not in self.answers:
                 continue
-            want = find(request.params, request.prompt_ids, self.limits.max_model_len)
+            want = find(request.params, request.prompt_ids, self.limits.max_model_len, self.model.windows)
             answers = self.answers[id]
             assert [a.request.choice for a in answers] == list(range(request.params.n))
             assert [a.request.output_ids for a in answers] == [found.token_ids for found in want], id
@@ -213,7 +217,7 @@ def play(seed: int) -> Counter[str]:
         max_seqs=max_seqs,
         max_model_len=num_blocks * 16 + 1,
         enabled=rng.random() < 0.8,
-        num_groups=1 + (rng.random() < 0.2),
+        windows=rng.choice([(None,), (None,), (None, None), (None, 20), (40,)]),
     )
     others, aborted, known = [], set[str](), list[list[int]]()
     for turn in range(rng.randint(2, 8)):
@@ -268,3 +272,29 @@ def test_random_histories_with_searches(part: int) -> None:
             raise AssertionError(f"seed {seed}") from error
     for what in ("rested", "preempted", "recomputed", "cached", "aborted", "crowded", "copy"):
         assert seen[what] > 0, f"no history reached: {what}"
+
+
+def test_a_deadline_ends_the_whole_search() -> None:
+    engine = Searches(num_blocks=20)
+    terms = Terms(total_seconds=5.0)
+    engine.search("s", [1, 2, 3], n=3, max_tokens=100, ignore_eos=True, terms=terms)
+    for _ in range(4):
+        assert engine.step()
+    assert engine.scheduler.stats()["num_running"] == 3
+    engine.now += 6
+    assert engine.scheduler.schedule() is None
+    dropped = engine.scheduler.dropped()
+    assert [(u.request.choice, u.request.finish_reason, u.param) for u in dropped] == [
+        (choice, FinishReason.TIMEOUT, "total_seconds") for choice in range(3)
+    ]
+    assert not engine.scheduler.has_work and engine.cache.usage().num_held == 0
+
+
+def test_only_the_last_choices_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent, "MAX_RECENT", 5)
+    engine = Searches(num_blocks=20)
+    for i in range(6):
+        engine.search(f"s{i}", [i % VOCAB], n=2, max_tokens=2)
+        engine.finish()
+    known = [i for i in range(6) if engine.scheduler.explain(f"s{i}")]
+    assert known == [4, 5]

@@ -107,7 +107,7 @@ def test_the_whole_answer_has_a_limit_too() -> None:
 
 def test_limits_of_those_who_ended_are_forgotten() -> None:
     machine = Machine()
-    for i in range(3):
+    for _ in range(3):
         machine.add("r", 10, 2, total_seconds=5.0)
         machine.finish()
     machine.now += 10
@@ -163,7 +163,16 @@ def test_without_a_queue_only_those_who_would_wait_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def server(data: Path) -> Iterator[Server]:
-    options = ("--max-num-seqs", "1", "--max-queued-requests", "1", "--num-threads", "1", "--ttft-timeout-seconds", "60")
+    options = (
+        "--max-num-seqs",
+        "1",
+        "--max-queued-requests",
+        "1",
+        "--num-threads",
+        "1",
+        "--ttft-timeout-seconds",
+        "60",
+    )
     with Server(data / "arch" / "llama", *options) as running:
         yield running
 

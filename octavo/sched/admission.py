@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from octavo.cache.blocks import BLOCK_SIZE
 from octavo.cache.kv import KvCache
 from octavo.cache.match import Match
 from octavo.request import Gate, Request
@@ -76,4 +77,6 @@ class Admission:
         assert leader is not None
         leading = self._find(leader)
         leading.inherited = max(leading.inherited, live.priority)
-        return LeaderGate(self._cache, match.awaits)
+        keys = self._cache.keys(live.request, live.request.num_tokens // BLOCK_SIZE)
+        last = next((key for key in reversed(keys) if self._cache.leader(key) is leader), match.awaits)
+        return LeaderGate(self._cache, last)

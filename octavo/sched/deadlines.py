@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from octavo.request import Terms
@@ -41,9 +41,8 @@ class Deadlines:
         """When to look again."""
         return self._looks[0][0] if self._looks else None
 
-    def missed(self, now: float) -> list[Missed]:
-        """Those to be ended."""
-        missed = []
+    def missed(self, now: float) -> Iterator[Missed]:
+        """Those to be ended, each before the next is asked for: a request may have missed both of its limits."""
         while self._looks and self._looks[0][0] <= now:
             _, number, field, live = heapq.heappop(self._looks)
             request = live.request
@@ -56,8 +55,7 @@ class Deadlines:
             if left > needed:
                 heapq.heappush(self._looks, (now + max(left - needed, 1e-3), number, field, live))
             else:
-                missed.append(Missed(live, field, _message(request.terms, field, limit, left, needed)))
-        return missed
+                yield Missed(live, field, _message(request.terms, field, limit, left, needed))
 
 
 def _message(terms: Terms, field: str, limit: float, left: float, needed: float) -> str:

@@ -78,7 +78,7 @@ class Live:
 
 
 class LeaderGate(NamedTuple):
-    """Closed while another request is about to compute the next block: equal prefixes are computed once."""
+    """Closed while another request is about to compute the last block they share: equal prefixes are computed once."""
 
     cache: KvCache
     key: Key
