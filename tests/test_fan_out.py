@@ -90,5 +90,5 @@ def test_many_continuations_are_scored_for_the_price_of_one_prompt(data: Path) -
     fan_out.run([Add(f"r{i}", prompt + tokens(10, i + 1), params, seed=i) for i in range(20)])
     assert fan_out.engine.stats().prompt_tokens <= 510 + 19 * 12
     assert set(fan_out.num_scores.values()) == {509}
-    usage = fan_out.engine.loaded.cache.usage()
-    assert 500 * 4 * 4 <= usage.score_bytes <= usage.num_cached * BLOCK_SIZE * 4 * 4
+    stats = fan_out.engine.stats()
+    assert 500 * 4 * 4 <= stats.kv_score_bytes <= stats.kv_blocks_cached * BLOCK_SIZE * 4 * 4

@@ -95,6 +95,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks_total: int = 0
     kv_blocks_held: int = 0  # distinct blocks that live requests refer to
     kv_blocks_cached: int = 0  # blocks that only the prefix index keeps
+    kv_score_bytes: int = 0  # prompt scores kept with blocks
     kv_slots_filled: int = 0  # token slots written in held blocks
     steps: int = 0
     step_seconds: float = 0.0

@@ -233,6 +233,7 @@ class Scheduler:
             "kv_blocks_total": usage.num_blocks,
             "kv_blocks_held": usage.num_held,
             "kv_blocks_cached": usage.num_cached,
+            "kv_score_bytes": usage.score_bytes,
             "kv_slots_filled": usage.num_filled,
             **self._counters,
         }

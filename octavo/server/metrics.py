@@ -27,6 +27,7 @@ _GAUGES = {
     "kv_blocks_total": ("octavo_kv_blocks", "KV blocks there are."),
     "kv_blocks_held": ("octavo_kv_blocks_held", "Distinct KV blocks that live requests refer to."),
     "kv_blocks_cached": ("octavo_kv_blocks_cached", "KV blocks that only the prefix index keeps."),
+    "kv_score_bytes": ("octavo_kv_score_bytes", "Bytes of prompt scores kept with KV blocks."),
     "kv_slots_filled": ("octavo_kv_slots_filled", "Token slots written in held blocks."),
     "disk_open": ("octavo_disk_cache_open", "1 while the disk cache is in use."),
     "disk_bytes": ("octavo_disk_cache_bytes", "Bytes of its files, those of other models too."),
