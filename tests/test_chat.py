@@ -80,6 +80,15 @@ def test_named_templates(model: Any) -> None:
     assert render(tokenizer, HI, tools=[{"type": "function", "function": {"name": "hammer"}}]) == "hammer <tool_call>"
 
 
+def test_named_templates_in_files(model: Any, tmp_path: Path) -> None:
+    model("of the config")
+    (tmp_path / "model/additional_chat_templates").mkdir()
+    (tmp_path / "model/additional_chat_templates/tool_use.jinja").write_text("with {{ tools | length }} <tool_call>")
+    tokenizer = load_tokenizer(tmp_path / "model")
+    assert render(tokenizer, HI) == "of the config"
+    assert render(tokenizer, HI, tools=[WEATHER]) == "with 1 <tool_call>"
+
+
 def test_bos_is_written_once(model: Any) -> None:
     written = encode_chat(model("{{ bos_token }}{{ messages[0]['content'] }}"), HI)
     added = encode_chat(model("{{ messages[0]['content'] }}"), HI)
@@ -185,6 +194,16 @@ def test_tools_for_a_template_that_knows_none(model: Any) -> None:
     assert render(model(no_system), HI, tools=[WEATHER]).startswith("[user] You can call")
     with pytest.raises(ChatTemplateError, match=r"^no system$"):
         render(model(no_system), [{"role": "system", "content": "Be brief."}, *HI], tools=[WEATHER])
+
+
+def test_tools_for_a_template_that_only_knows_calls(model: Any) -> None:
+    """They are told in the system message, in the family's own form; calls and results are left to the template."""
+    template = PLAIN + "{% for c in messages[-3].tool_calls %}<｜tool▁call▁begin｜>{{ c.function.name }};{% endfor %}"
+    text = render(model(template), ROUND, tools=[WEATHER])
+    assert text.startswith("[system] You can call these functions.")
+    form = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>the function's name<｜tool▁sep｜>"
+    assert form + '{"an argument": "its value"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>' in text
+    assert text.endswith("[tool] sun\n" + "<｜tool▁call▁begin｜>get_weather;" * 2)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class Constraint:
         self._request = request
         self._start = start
         self._grammar: Grammar | None = None
-        self._thinking = Thinking(params.reasoning) if params.reasoning is not None else None
+        self._thinking = Thinking(params.reasoning, anywhere=start is None) if params.reasoning is not None else None
         self._allowed = mask_of(params.allowed_token_ids) if params.allowed_token_ids is not None else None
         self._early = mask_of(sorted(request.stop_ids | request.eos_ids)) if params.min_tokens else None
         self._later = mask_of(sorted(request.eos_ids)) if params.ignore_eos else None

@@ -17,10 +17,13 @@ from octavo.request import Reasoning
 
 
 class Thinking:
-    def __init__(self, reasoning: Reasoning, output_ids: Iterable[int] = ()) -> None:
+    def __init__(self, reasoning: Reasoning, output_ids: Iterable[int] = (), anywhere: bool = False) -> None:
+        """anywhere: thinking may begin behind other tokens, as blanks: where no grammar must know at once."""
         self._reasoning = reasoning
+        self._anywhere = anywhere
         self._count = 0  # tokens pushed while not over
         self._inside = reasoning.start is None
+        self._began = 0  # tokens through the start
         self.length: int | None = None  # None: not over, or nothing is known yet
         for token in output_ids:
             self.push(token)
@@ -32,7 +35,9 @@ class Thinking:
         self._count += 1
         if not self._inside:
             self._inside = token == self._reasoning.start
-            if not self._inside:
+            if self._inside:
+                self._began = self._count
+            elif not self._anywhere:
                 self.length = 0
         elif token == self._reasoning.end:
             self.length = self._count
@@ -47,5 +52,4 @@ class Thinking:
         """The only token that may come next: the end token, where the budget is spent."""
         if not self._inside or self.length is not None or self._reasoning.budget is None:
             return None
-        spent = self._count - (self._reasoning.start is not None)
-        return self._reasoning.end if spent >= self._reasoning.budget else None
+        return self._reasoning.end if self._count - self._began >= self._reasoning.budget else None

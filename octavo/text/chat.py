@@ -16,9 +16,10 @@ from octavo.text.reasoning import FORMATS, ReasoningFormat, detect_reasoning
 from octavo.text.template import ChatTemplate, ChatTemplateError, compile_template
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.tools import FAMILIES, GENERIC, detect
-from octavo.text.tools.generic import instruct
+from octavo.text.tools.generic import as_turns, instruct
 from octavo.text.tools.grammar import answer_grammar
 from octavo.text.tools.offer import Offer
+from octavo.text.tools.shape import Shape
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _SWITCHES = ("enable_thinking", "thinking")  # variables of templates that know no efforts
@@ -136,8 +137,7 @@ class ChatFormat:
     def _family(self, template: ChatTemplate) -> str:
         if self._tool_format != "auto":
             return self._tool_format
-        family = detect(template.source)
-        return family if family == "harmony" or "tools" in template.reads else GENERIC
+        return detect(template.source)
 
     def _render(
         self, template: ChatTemplate, family: str, messages: Sequence[Mapping[str, Any]], options: ChatOptions
@@ -164,16 +164,14 @@ class ChatFormat:
             "add_generation_prompt": not options.continue_final_message if generate is None else generate,
         }
         tools = options.offer.tools
-        if family != GENERIC or not (tools or any(message.get("tool_calls") for message in told)):
-            variables["tools"] = [tool.given for tool in tools] or None
+        if family == GENERIC and (tools or any(message.get("tool_calls") for message in told)):
+            told = as_turns(told)
+        if not tools:
             text = template.render({**variables, "messages": told})
+        elif family != GENERIC and "tools" in template.reads:
+            text = template.render({**variables, "messages": told, "tools": [tool.given for tool in tools]})
         else:
-            try:
-                text = template.render({**variables, "messages": instruct(told, tools)})
-            except ChatTemplateError:  # perhaps it takes no system messages
-                if not tools or (told and told[0]["role"] == "system"):
-                    raise
-                text = template.render({**variables, "messages": instruct(told, tools, system=False)})
+            text = _instructed(template, variables, told, options.offer, FAMILIES[family][1])
         if not options.continue_final_message:
             return text
         before, found, _ = text.rpartition(_HERE)
@@ -237,6 +235,18 @@ class ChatFormat:
     def _visible(self, markers: Sequence[str]) -> frozenset[int]:
         """Special tokens that the markers are, or hold."""
         return frozenset(i for i, token in self._specials.items() if any(token in marker for marker in markers))
+
+
+def _instructed(
+    template: ChatTemplate, variables: dict[str, Any], messages: list[dict[str, Any]], offer: Offer, shape: Shape
+) -> str:
+    """The text where the template does not show tools."""
+    try:
+        return template.render({**variables, "messages": instruct(messages, offer.tools, shape)})
+    except ChatTemplateError:  # perhaps it takes no system messages
+        if messages and messages[0]["role"] == "system":
+            raise
+        return template.render({**variables, "messages": instruct(messages, offer.tools, shape, system=False)})
 
 
 def _continued(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -207,7 +207,7 @@ def _read_special_tokens(path: Path, backend: tokenizers.Tokenizer) -> SpecialTo
 
 
 def _read_chat_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
-    """chat_template of tokenizer_config.json is one template or a list of named ones; a file of its own has precedence."""
+    """chat_template of tokenizer_config.json is one template or a list of named ones; files of their own have precedence."""
     value = config.get("chat_template")
     templates = {"default": value} if isinstance(value, str) else {}
     for entry in value if isinstance(value, list) else []:
@@ -219,6 +219,8 @@ def _read_chat_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
         templates[name] = template
     if (path / "chat_template.jinja").is_file():
         templates["default"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
+    for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
+        templates[file.stem] = file.read_text(encoding="utf-8")
     return templates
 
 

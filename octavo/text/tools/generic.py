@@ -1,4 +1,7 @@
-"""Tools for models whose template knows none: told in the system message, called in Hermes' form, answered by the user."""
+"""Tools for templates that do not show them: told in the system message, called in a form that the message describes.
+
+Templates that know neither calls nor results get them as turns of the assistant, in Hermes' form, and of the user.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +11,38 @@ from typing import Any
 
 from octavo.text.tools.hermes import END, START
 from octavo.text.tools.offer import Tool
+from octavo.text.tools.shape import Shape
 
 _INSTRUCTION = """\
 You can call these functions. Each line is one of them, as JSON with its name, what it does and the JSON schema of its \
 arguments:
 {tools}
-To call a function, answer with its name and arguments as JSON between {start} and {end}, and nothing else:
-{start}
-{{"name": "the function's name", "arguments": {{"an argument": "its value"}}}}
-{end}
+To call a function, answer with its name and arguments as JSON in this form, and nothing else:
+{example}
 The result will be given to you. Where no function helps, answer as usual."""
 
 
 def instruct(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], *, system: bool = True
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], shape: Shape, *, system: bool = True
 ) -> list[dict[str, Any]]:
-    """The messages for a template that knows neither tools nor calls nor results.
+    """The messages with the tools, and with the form of their calls.
 
     system: the instruction is a system message, or part of one; otherwise part of the first message of the user.
     """
-    turns = _turns(messages)
-    if not tools:
-        return turns
     lines = "\n".join(json.dumps(_card(tool), ensure_ascii=False) for tool in tools)
-    instruction = _INSTRUCTION.format(tools=lines, start=START, end=END)
+    call = shape.before.replace("NAME", "the function's name") + '{"an argument": "its value"}' + shape.after
+    instruction = _INSTRUCTION.format(tools=lines, example=shape.open + call + shape.close)
+    told = [dict(message) for message in messages]
     role = "system" if system else "user"
-    if turns and turns[0]["role"] == role:
-        content = turns[0].get("content") or ""
-        text = f"{content}\n\n{instruction}" if system else f"{instruction}\n\n{content}"
-        return [{**turns[0], "content": text}, *turns[1:]]
-    return [{"role": role, "content": instruction}, *turns]
+    if not told or told[0]["role"] != role:
+        return [{"role": role, "content": instruction}, *told]
+    content = told[0].get("content") or ""
+    told[0]["content"] = f"{content}\n\n{instruction}" if system else f"{instruction}\n\n{content}"
+    return told
 
 
-def _turns(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages without tools; the results of parallel calls are one turn."""
+def as_turns(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages without calls and results; the results of parallel calls are one turn."""
     turns: list[dict[str, Any]] = []
     for before, message in zip([None, *messages], messages, strict=False):
         told = _told(message)
