@@ -134,12 +134,13 @@ def draw(context: int, key: int, position: int, bias: dict[int, float], history:
     return allowed[first % len(allowed)]
 
 
-def scores_after(token_ids: list[int]) -> list[float]:
+def scores_after(token_ids: list[int], windows: Windows = (None,)) -> list[float]:
     """Of every token of the vocabulary behind a sequence."""
     values = list[int]()
     for token in token_ids:
         values.append(next_value(values[-1] if values else 0, token))
-    return [score(digest(values), token) for token in range(VOCAB)]
+    context = digest([values] * len(windows), windows)
+    return [score(context, token) for token in range(VOCAB)]
 
 
 def expected(request: Request, max_model_len: int, windows: Windows = (None,)) -> tuple[list[int], list[float]]:

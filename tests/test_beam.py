@@ -17,7 +17,6 @@ from octavo.sched.beam import BeamSearch
 from octavo.sched.live import Update
 from octavo.sched.step import Step
 from tests.paged_engine import Engine, make, random_prompt
-from tests.paged_engine import Engine, make, random_prompt
 from tests.paged_model import VOCAB, Windows, scores_after
 from tests.plain_beam import Found, plain_beam_search
 
@@ -261,11 +260,11 @@ def play(seed: int) -> Counter[str]:
     return engine.seen
 
 
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", range(2))
 def test_random_histories_with_searches(part: int) -> None:
     """Beams are preempted, wait for slots and blocks and share those of others; the answers are the plain ones."""
     seen: Counter[str] = Counter()
-    for seed in range(part * 60, (part + 1) * 60):
+    for seed in range(part * 30, (part + 1) * 30):
         try:
             seen += play(seed)
         except Exception as error:

@@ -20,13 +20,14 @@ from octavo.backends.base import KV_SPLIT, SMALL_T, StepBatch
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress
-from octavo.request import FinishReason, SamplingParams, TokenLogprobs
+from octavo.request import FinishReason, Request, SamplingParams, TokenLogprobs
+from tests.random_model import WINDOWS, random_model, save
 
 MAX_MODEL_LEN = 1400
 """Past two KV splits of 512 tokens; more than the tiny models were made for, which no bit depends on."""
 
-Answer = tuple[list[int], list[TokenLogprobs], list[TokenLogprobs], FinishReason | None]
-"""Of one choice: tokens, scores, prompt scores, why it ended."""
+Answer = tuple[list[int], list[TokenLogprobs], list[TokenLogprobs], FinishReason | None, float | None]
+"""Of one choice: tokens, scores, prompt scores, why it ended, the logprob of what a beam search found."""
 
 
 @dataclass
@@ -43,7 +44,11 @@ class Seen:
     mixed_steps: int = 0  # decodes and prefill chunks together
     largest_batch: int = 0
     aborts: int = 0
+    forks: int = 0  # beams that share the blocks of another
+    preempted_beams: int = 0
+    kept_scores: int = 0  # prompts of which scores came with cached blocks
     disk_blocks: int = 0  # loaded from disk
+    left_windows: int = 0  # sequences whose first blocks were given back
     threads: set[int] = field(default_factory=set)
 
     def look(self, batch: StepBatch) -> None:
@@ -53,6 +58,8 @@ class Seen:
         self.large_steps += len(batch.token_ids) > SMALL_T
         self.mixed_steps += min(lengths) == 1 and max(lengths) > 1
         self.largest_batch = max(self.largest_batch, len(lengths))
+        for table in batch.block_tables:
+            self.left_windows += int(((table[:, :2] == 0).all(axis=1) & (batch.context_lens > 32)).sum())
 
 
 class Watched:
@@ -112,17 +119,36 @@ def request_pool(vocab_size: int, count: int) -> list[Add]:
                     ]
                 ),
             }
+        if i % 8 == 3:
+            pool.append(Add(f"r{i}", ids[: MAX_MODEL_LEN - 140], beam_search(rng), seed=0))
+            continue
         params = SamplingParams(
             **{"temperature": 0.0, **options},
             max_tokens=rng.choice([100, 140]) if growing else rng.choice([1, 8, 24]),
             ignore_eos=rng.random() < 0.8,
             min_tokens=rng.choice([0, 1]),
             logprobs=rng.choice([None, 0, 5]),
-            prompt_logprobs=3 if rng.random() < 0.15 else None,
+            prompt_logprobs=3 if i % 5 > 2 or rng.random() < 0.1 else None,  # also of the conversations that go on
             logit_bias={rng.randrange(vocab_size): 2.5} if rng.random() < 0.2 else None,
         )
         pool.append(Add(f"r{i}", ids[: MAX_MODEL_LEN - 140], params, seed=rng.getrandbits(63)))
     return pool
+
+
+def beam_search(rng: random.Random) -> SamplingParams:
+    width = rng.choice([2, 3, 5])
+    return SamplingParams(
+        use_beam_search=True,
+        temperature=0.0,
+        n=rng.randint(1, width),
+        best_of=width,
+        length_penalty=rng.choice([1.0, 0.6]),
+        early_stopping=rng.choice([True, False]),
+        max_tokens=rng.choice([24, 60]),
+        ignore_eos=rng.random() < 0.5,
+        logprobs=rng.choice([None, 2]),
+        prompt_logprobs=rng.choice([None, 1]),
+    )
 
 
 class Answers:
@@ -134,18 +160,18 @@ class Answers:
 
     def take(self, progress: list[Progress]) -> None:
         for p in progress:
-            tokens, scores, prompt_scores, ended = self.choices.get((p.id, p.choice), ([], [], [], None))
+            tokens, scores, prompt_scores, ended, _ = self.choices.get((p.id, p.choice), ([], [], [], None, None))
             assert ended is None and p.index == len(tokens) and p.error is None
             assert len(p.logprobs) in (0, len(p.token_ids))
-            new = tokens + p.token_ids, scores + p.logprobs, prompt_scores + p.prompt_logprobs, p.finish_reason
-            self.choices[p.id, p.choice] = new
+            scores, prompt_scores = scores + p.logprobs, prompt_scores + p.prompt_logprobs
+            self.choices[p.id, p.choice] = tokens + p.token_ids, scores, prompt_scores, p.finish_reason, p.logprob
             self.num_cached[p.id, p.choice] = p.num_cached
 
 
-def alone(path: Path, pool: list[Add]) -> Answers:
+def alone(path: Path, pool: list[Add], kv_dtype: str) -> Answers:
     answers = Answers()
     for add in pool:
-        engine = Engine(config(path))
+        engine = Engine(config(path, kv_dtype=kv_dtype))
         engine.add(add)
         while (output := engine.step()) is not None:
             answers.take(output.progress)
@@ -154,7 +180,9 @@ def alone(path: Path, pool: list[Add]) -> Answers:
     return answers
 
 
-def random_engine(path: Path, rng: random.Random, block_bytes: int, case: int, disk: Path) -> EngineConfig:
+def random_engine(
+    path: Path, rng: random.Random, block_bytes: int, case: int, disk: Path, kv_dtype: str
+) -> EngineConfig:
     """What must be reached is dealt out by the number of the case; the rest is drawn."""
     crowded = case % 2 == 0
     chunks = [100, 512] if case % 4 in (0, 3) else [16, 40, 64]
@@ -165,9 +193,12 @@ def random_engine(path: Path, rng: random.Random, block_bytes: int, case: int, d
         num_threads=1 + case // 2 % 2,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=max(num_seqs, rng.choice(chunks)),
+        kv_dtype=kv_dtype,
         kv_cache_memory=num_blocks * block_bytes,
         prefix_caching=(prefix_caching := rng.random() < 0.85),
-        disk_cache=str(disk) if prefix_caching else None,  # the schedules share it, as engines do that follow one another
+        disk_cache=str(disk)
+        if prefix_caching
+        else None,  # the schedules share it, as engines do that follow one another
         fuse=rng.random() < 0.6,
         reuse=rng.random() < 0.8,
         poison=rng.random() < 0.5,
@@ -175,14 +206,14 @@ def random_engine(path: Path, rng: random.Random, block_bytes: int, case: int, d
 
 
 def schedule(
-    path: Path, pool: list[Add], rng: random.Random, block_bytes: int, case: int, seen: Seen, disk: Path
+    path: Path, pool: list[Add], rng: random.Random, block_bytes: int, case: int, seen: Seen, disk: Path, kv_dtype: str
 ) -> Iterator[tuple[Add, int, Answer]]:
     """Runs a random selection in a random order of arrival; (request, choice, answer) of those not aborted.
 
     Every other case is crowded: the smallest cache, and all requests at once.
     """
     crowded = case % 2 == 0
-    options = random_engine(path, rng, block_bytes, case, disk)
+    options = random_engine(path, rng, block_bytes, case, disk, kv_dtype)
     adds = rng.sample(pool, len(pool) if crowded else rng.randint(len(pool) // 2, len(pool)))
     adds += [Add(f"{a.id}-again", a.prompt_ids, a.params, a.seed) for a in rng.sample(adds, len(adds) // 3)]
     engine = Engine(options)
@@ -190,6 +221,7 @@ def schedule(
     if (tier := engine.loaded.tier) is not None:
         tier.rates.compute_seconds = lambda start, stop: 60.0  # the tiny models compute faster than any disk loads
     seen.threads.add(options.num_threads)
+    count_forks(engine, seen)
     answers, aborted = Answers(), set()
     waiting = sorted(adds, key=lambda a: a.params.max_tokens or 0) if crowded else list(adds)  # taken from the end
     rush = 1.0 if crowded else rng.choice([0.02, 0.2, 1.0])
@@ -209,6 +241,9 @@ def schedule(
             engine.loaded.scheduler.check()
     stats = engine.stats()
     assert stats.kv_blocks_held == 0 and stats.num_running == stats.num_waiting == 0
+    for add in adds:
+        if add.params.use_beam_search and (told := engine.explain(add.id)):
+            seen.preempted_beams += told[0].preemptions
     engine.close()
     seen.preemptions += stats.preemptions
     seen.disk_blocks += stats.disk_blocks_loaded
@@ -219,19 +254,32 @@ def schedule(
             cached = answers.num_cached.get((add.id, choice), 0)
             seen.partial_hits += cached % 16 != 0
             seen.whole_hits += cached >= 16
+            seen.kept_scores += cached > 0 and choice == 0 and add.params.prompt_logprobs is not None
             if add.id not in aborted:
                 yield add, choice, answers.choices[add.id, choice]
 
 
-def check_model(path: Path, num_requests: int, num_schedules: int, seed: int) -> Seen:
-    loaded = Engine(config(path)).loaded
+def count_forks(engine: Engine, seen: Seen) -> None:
+    fork = engine.loaded.cache.fork
+
+    def counted(parent: Request, child: Request) -> None:
+        seen.forks += 1
+        fork(parent, child)
+
+    engine.loaded.cache.fork = counted  # type: ignore[method-assign]
+
+
+def check_model(path: Path, num_requests: int, num_schedules: int, seed: int, kv_dtype: str = "auto") -> Seen:
+    loaded = Engine(config(path, kv_dtype=kv_dtype)).loaded
     pool = request_pool(loaded.bounds.vocab_size, num_requests)
-    expected = alone(path, pool)
+    expected = alone(path, pool, kv_dtype)
     seen = Seen()
     with tempfile.TemporaryDirectory() as disk:
         for case in range(num_schedules):
             rng = random.Random(f"{path.name} {seed} {case}")
-            for add, choice, answer in schedule(path, pool, rng, loaded.kv.block_bytes, case, seen, Path(disk)):
+            for add, choice, answer in schedule(
+                path, pool, rng, loaded.kv.block_bytes, case, seen, Path(disk), kv_dtype
+            ):
                 want = expected.choices[add.id.removesuffix("-again"), choice]
                 assert answer == want, (path.name, seed, case, add.id, choice)
     return seen
@@ -247,6 +295,8 @@ def assert_reached(seen: Seen) -> None:
     assert seen.largest_batch > 4
     assert seen.threads >= {1, 2}
     assert seen.disk_blocks > 0
+    assert seen.forks > 0
+    assert seen.kept_scores > 0
 
 
 MODELS = ["gguf/tiny-llama-q4_1.gguf", "gguf/tiny-llama-q8_0.gguf", "gguf/tiny-llama-f16_bf16.gguf", "arch/llama"]
@@ -254,7 +304,23 @@ MODELS = ["gguf/tiny-llama-q4_1.gguf", "gguf/tiny-llama-q8_0.gguf", "gguf/tiny-l
 
 @pytest.mark.parametrize("name", MODELS)
 def test_bits_do_not_depend_on_the_schedule(data: Path, name: str) -> None:
-    assert_reached(check_model(data / name, num_requests=16, num_schedules=4, seed=0))
+    seen = check_model(data / name, num_requests=16, num_schedules=4, seed=0)
+    assert_reached(seen)
+    assert seen.preempted_beams > 0
+
+
+def test_bits_of_int8_caches(data: Path) -> None:
+    """Against int8 caches alone."""
+    assert_reached(check_model(data / "gguf/tiny-llama-q8_0.gguf", 16, 4, seed=0, kv_dtype="int8"))
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_bits_of_windows(tmp_path: Path, kv_dtype: str) -> None:
+    """Two KV groups, one of which gives blocks back while a request runs."""
+    path = save(random_model(**WINDOWS, vocab_size=320), tmp_path / "windows")
+    seen = check_model(path, 16, 4, seed=0, kv_dtype=kv_dtype)
+    assert_reached(seen)
+    assert seen.left_windows > 0
 
 
 @pytest.mark.long
