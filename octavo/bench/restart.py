@@ -34,10 +34,10 @@ def measure(config: EngineConfig, repeat: int) -> Result:
         prompt = random.Random(run).choices(range(vocab_size), k=PROMPT_LEN)
         with tempfile.TemporaryDirectory() as disk:
             on_disk = dataclasses.replace(config, disk_cache=disk)
-            with served(on_disk) as port:
-                cold = _ask(port, prompt)
-            with served(on_disk) as port:
-                warm = _ask(port, prompt)
+            with served(on_disk) as server:
+                cold = _ask(server.port, prompt)
+            with served(on_disk) as server:
+                warm = _ask(server.port, prompt)
         if cold.num_cached or cold.choices != warm.choices:
             raise RuntimeError("the answers before and after the restart differ")
         runs.append(cold.first_token / warm.first_token)

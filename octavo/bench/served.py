@@ -9,18 +9,24 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from octavo.config import EngineConfig
 from octavo.engine.client import EngineDead
 
 
+class Served(NamedTuple):
+    port: int
+    pid: int
+
+
 @contextmanager
-def served(config: EngineConfig) -> Iterator[int]:
-    """The port of an `octavo serve` that is ready; it is told to end with the context. `config.model` is a path."""
-    command = [sys.executable, "-m", "octavo.cli.main", "serve", config.model, "--port", "0", *_flags(config)]
+def served(config: EngineConfig, *flags: str) -> Iterator[Served]:
+    """An `octavo serve` that is ready; it is told to end with the context. `config.model` is a path."""
+    command = [sys.executable, "-m", "octavo.cli.main", "serve", config.model, "--port", "0", *_flags(config), *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
-            yield _port(server)
+            yield Served(_port(server), server.pid)
         finally:
             server.send_signal(signal.SIGTERM)
 

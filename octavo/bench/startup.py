@@ -18,8 +18,8 @@ def measure(config: EngineConfig, repeat: int) -> Result:
     runs = []
     for _ in range(repeat):
         started = time.perf_counter()
-        with served(config) as port:
-            response = _first_token(port)
+        with served(config) as server:
+            response = _first_token(server.port)
             runs.append(time.perf_counter() - started)
             response.read()  # so that nothing is open when the server is told to end
     return result(

@@ -1,0 +1,159 @@
+"""What those who are served notice of three times as many requests as the machine can serve."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import json
+import random
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from octavo.bench.report import Result, result
+from octavo.bench.served import served
+from octavo.bench.stall import percentile
+from octavo.config import EngineConfig
+
+NUM_SEQS = 16
+INPUT_LEN = 128
+OUTPUT_LEN = 64
+QUEUE = 1
+"""Choices that may wait: those who are accepted begin at once, or with the next that ends."""
+
+LOAD, OVERLOAD = 0.8, 3.0
+BOUND = 1.5
+
+
+class Sent(NamedTuple):
+    """One request."""
+
+    status: int
+    seconds: float  # to the first byte of the answer
+    first: float  # to the first token
+    gaps: list[float]
+    num_tokens: int
+
+
+class Phase(NamedTuple):
+    """Requests at one rate."""
+
+    rate: float
+    served: list[Sent]
+    refused: list[Sent]
+    num_lost: int
+
+    @property
+    def first_p99(self) -> float:
+        return percentile([sent.first for sent in self.served], 0.99)
+
+    @property
+    def gap_p99(self) -> float:
+        return percentile([gap for sent in self.served for gap in sent.gaps], 0.99)
+
+
+def measure(config: EngineConfig, seconds: float) -> Result:
+    """The 99th percentile of the time to the first token at overload, in times of that at 0.8 of capacity."""
+    config = dataclasses.replace(config, max_num_seqs=NUM_SEQS)
+    with served(config, f"--max-queued-requests={QUEUE}", "--request-log=off") as server:
+        return asyncio.run(_measure(server.port, server.pid, seconds))
+
+
+async def _measure(port: int, pid: int, seconds: float) -> Result:
+    draw = random.Random(4)
+    await _closed(port, draw, 3.0)
+    capacity = await _closed(port, draw, min(seconds, 20.0))
+    usual = await _open(port, draw, LOAD * capacity, seconds)
+    await _open(port, draw, OVERLOAD * capacity, seconds / 6)
+    before = _resident(pid)
+    over = await _open(port, draw, OVERLOAD * capacity, seconds)
+    grown = _resident(pid) - before
+    first, gap = over.first_p99 / usual.first_p99, over.gap_p99 / usual.gap_p99
+    return result(
+        "overload",
+        f"octavo serve, {INPUT_LEN} random tokens in, {OUTPUT_LEN} out, at most {NUM_SEQS} at once and {QUEUE} waiting; "
+        f"requests at random times for {seconds:g} s at {LOAD} and at {OVERLOAD} times what it can serve; the 99th percentile "
+        "of the time to the first token of those accepted, in times of that at the lower rate",
+        "x",
+        [first],
+        held=first <= BOUND and gap <= BOUND and not usual.num_lost + over.num_lost,
+        capacity_per_s=round(capacity, 2),
+        first_token_p99_ms=[round(1000 * phase.first_p99) for phase in (usual, over)],
+        gap_p99_ms=[round(1000 * phase.gap_p99, 1) for phase in (usual, over)],
+        gap_ratio=round(gap, 2),
+        served=[len(phase.served) for phase in (usual, over)],
+        refused=[len(phase.refused) for phase in (usual, over)],
+        lost=usual.num_lost + over.num_lost,
+        refusal_p99_ms=round(1000 * percentile([sent.seconds for sent in over.refused] or [0.0], 0.99), 1),
+        served_per_s=round(len(over.served) / seconds, 2),
+        grown_mib=round(grown / 2**20, 1),
+    )
+
+
+async def _closed(port: int, draw: random.Random, seconds: float) -> float:
+    """Requests served per second when there is always one more than can run."""
+    ends = time.perf_counter() + seconds
+    done = 0
+
+    async def client() -> None:
+        nonlocal done
+        while time.perf_counter() < ends:
+            sent = await _send(port, draw)
+            done += sent.status == 200 and time.perf_counter() < ends
+
+    await asyncio.gather(*(client() for _ in range(NUM_SEQS)))
+    if not done:
+        raise RuntimeError(f"no request was served within {seconds:g} s")
+    return done / seconds
+
+
+async def _open(port: int, draw: random.Random, rate: float, seconds: float) -> Phase:
+    """Requests at random times, whatever becomes of the others."""
+    tasks = []
+    ends = time.perf_counter() + seconds
+    due = time.perf_counter()
+    while (due := due + draw.expovariate(rate)) < ends:
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        tasks.append(asyncio.create_task(_send(port, draw)))
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    sent = [item for item in found if isinstance(item, Sent)]
+    whole = [item for item in sent if item.status == 200 and item.num_tokens == OUTPUT_LEN]
+    refused = [item for item in sent if item.status == 429]
+    if not whole:
+        raise RuntimeError(f"no request was served of {len(found)}: {found[:1]}")
+    return Phase(rate, whole, refused, len(found) - len(whole) - len(refused))
+
+
+async def _send(port: int, draw: random.Random) -> Sent:
+    body = json.dumps({
+        "prompt": [draw.randrange(3, 300) for _ in range(INPUT_LEN)],
+        "max_tokens": OUTPUT_LEN, "temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True,
+    }).encode()  # fmt: skip
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: octavo\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    began = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(head.encode() + body)
+        status = int((await reader.readline()).split()[1])
+        answered = time.perf_counter() - began
+        times: list[float] = []
+        while line := await reader.readline():
+            if line.startswith(b"data: {") and b'"token_ids"' in line:
+                tokens = json.loads(line[6:])["choices"][0].get("token_ids") or []
+                times += [time.perf_counter()] * len(tokens)
+    finally:
+        writer.close()
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+    return Sent(status, answered, times[0] - began if times else 0.0, gaps, len(times))
+
+
+def _resident(pid: int) -> int:
+    """Bytes in memory of a process and its children."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    total = 0
+    for process in (str(pid), *children):
+        for line in Path(f"/proc/{process}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                total += 1024 * int(line.split()[1])
+    return total

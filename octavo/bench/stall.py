@@ -1,0 +1,143 @@
+"""What a long prompt does to streams beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from octavo.bench.report import Result, machine, result
+from octavo.config import EngineConfig
+from octavo.engine.core import Engine
+from octavo.engine.messages import Abort, Add
+from octavo.request import SamplingParams
+
+NUM_STREAMS = 16
+STREAM_PROMPT = 64
+USUAL_STEPS = 100
+"""Tokens of each stream by which its usual gap is known."""
+
+FIXED_CHUNK = 3600.0
+"""Seconds of a target that no step reaches: each takes the whole chunk, as without a cost model."""
+
+FACTOR = 3
+LEAST_SECONDS = 0.05
+"""A gap may be so many times the usual one, or so long."""
+
+
+class Run(NamedTuple):
+    """Seconds."""
+
+    usual: float  # median gap of the streams by themselves
+    gaps: list[float]  # beside the prompt
+    alone: float  # the prompt by itself
+    beside: float  # and beside the streams
+    num_steps: int
+
+    @property
+    def p99(self) -> float:
+        return percentile(self.gaps, 0.99)
+
+    @property
+    def bound(self) -> float:
+        return max(LEAST_SECONDS, FACTOR * self.usual)
+
+    @property
+    def prefill_bound(self) -> float:
+        return 2 * self.alone + self.num_steps * self.usual
+
+
+def measure(config: EngineConfig, prompt_len: int, repeat: int) -> Result:
+    """Milliseconds of the 99th percentile of the streams' gaps beside the prompt."""
+    runs = _runs(config, prompt_len, repeat)
+    (fixed,) = _runs(dataclasses.replace(config, target_itl=FIXED_CHUNK), prompt_len, 1)
+    worst = max(runs, key=lambda run: run.p99 / run.bound)
+    slowest = max(runs, key=lambda run: run.beside / run.prefill_bound)
+    engine = Engine(config)
+    ready = engine.loaded.ready(0, 0.0)
+    return result(
+        "stall",
+        f"{NUM_STREAMS} greedy streams, and a prompt of {prompt_len} random tokens that comes between; the 99th percentile "
+        "of the gaps between two tokens of a stream until the prompt's first token",
+        "ms",
+        [1000 * run.p99 for run in runs],
+        held=all(run.p99 <= run.bound and run.beside <= run.prefill_bound for run in runs),
+        usual_gap_ms=round(1000 * worst.usual, 1),
+        bound_ms=round(1000 * worst.bound, 1),
+        longest_gap_ms=round(1000 * max(worst.gaps), 1),
+        prefill_s=round(slowest.beside, 2),
+        prefill_alone_s=round(slowest.alone, 2),
+        prefill_bound_s=round(slowest.prefill_bound, 2),
+        fixed_chunk_p99_ms=round(1000 * fixed.p99, 1),
+        fixed_chunk_prefill_s=round(fixed.beside, 2),
+        **machine(config, ready.isa, ready.threads),
+    )
+
+
+def _runs(config: EngineConfig, prompt_len: int, repeat: int) -> list[Run]:
+    engine = Engine(config)
+    draw = random.Random(2)
+    _prefill(engine, draw, "warm", prompt_len)
+    return [_run(engine, draw, str(run), prompt_len) for run in range(repeat)]
+
+
+def _run(engine: Engine, draw: random.Random, name: str, prompt_len: int) -> Run:
+    alone = _prefill(engine, draw, f"{name}-alone", prompt_len)
+    params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    streams = [f"{name}-{i}" for i in range(NUM_STREAMS)]
+    for id in streams:
+        engine.add(Add(id, _random_ids(engine, draw, STREAM_PROMPT), params, seed=0))
+    times: dict[str, list[float]] = {id: [] for id in streams}
+    while min(map(len, times.values())) <= USUAL_STEPS:
+        _step(engine, times)
+    usual = statistics.median(gap for seen in times.values() for gap in _gaps(seen[1:]))
+    times = {id: [seen[-1]] for id, seen in times.items()}
+    began = time.perf_counter()
+    long = f"{name}-long"
+    engine.add(Add(long, _random_ids(engine, draw, prompt_len), SamplingParams(max_tokens=1), seed=0))
+    steps = 0
+    while long not in times:
+        _step(engine, times)
+        steps += 1
+    beside = time.perf_counter() - began
+    for id in streams:
+        engine.abort(Abort(id))
+    while engine.step() is not None:
+        pass
+    return Run(usual, [gap for id in streams for gap in _gaps(times[id])], alone, beside, steps)
+
+
+def _prefill(engine: Engine, draw: random.Random, id: str, prompt_len: int) -> float:
+    """Seconds of a prompt by itself."""
+    began = time.perf_counter()
+    engine.add(Add(id, _random_ids(engine, draw, prompt_len), SamplingParams(max_tokens=1), seed=0))
+    while engine.step() is not None:
+        pass
+    return time.perf_counter() - began
+
+
+def _step(engine: Engine, times: dict[str, list[float]]) -> None:
+    output = engine.step()
+    if output is None:
+        raise RuntimeError("a stream ended: the context is too short for this workload")
+    now = time.perf_counter()
+    for progress in output.progress:
+        times.setdefault(progress.id, []).extend([now] * len(progress.token_ids))
+
+
+def _random_ids(engine: Engine, draw: random.Random, count: int) -> list[int]:
+    return [draw.randrange(engine.bounds.vocab_size) for _ in range(count)]
+
+
+def _gaps(times: Sequence[float]) -> list[float]:
+    return [b - a for a, b in itertools.pairwise(times)]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-int(share * 10_000) * len(ordered) // 10_000) - 1)]
