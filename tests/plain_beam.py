@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +45,7 @@ def plain_beam_search(
         nonlocal margin
         finished.append(Found(output, total, total / len(output) ** length_penalty, stopped))
         finished.sort(key=lambda found: -found.score)  # stable: the earlier of equal ones first
-        margin = min([margin] + [a.score - b.score for a, b in zip(finished[:-1], finished[1:], strict=True)])
+        margin = min([margin] + [a.score - b.score for a, b in pairwise(finished)])
         del finished[width:]
 
     for length in range(1, limit + 1):
@@ -55,7 +56,7 @@ def plain_beam_search(
                     table.append((-(total + float(logprob)), b, token))
         table.sort()
         examined = table[: 2 * width + len(ends) * width + 1]
-        margin = min([margin] + [b[0] - a[0] for a, b in zip(examined[:-1], examined[1:], strict=True)])
+        margin = min([margin] + [b[0] - a[0] for a, b in pairwise(examined)])
         going_on = [row for row in table if row[2] not in ends][:width]
         for row in table[:width]:
             if row[2] in ends:

@@ -73,7 +73,7 @@ def test_a_search_finds_what_the_plain_one_finds(part: int) -> None:
             assert search.beams == live or set(search.beams) == set(live)
             random.Random(seed).shuffle(live)  # in any order
             for beam in live:
-                assert not search.is_ready and not search.rests(beam)
+                assert not search.is_ready
                 logprobs = distribution(beam.token_ids(0, beam.num_tokens), vocab, grain, seed)
                 num_top = beam.params.logprobs
                 assert num_top is not None and num_top <= vocab

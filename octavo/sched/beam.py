@@ -66,7 +66,7 @@ class BeamSearch:
     """One search. Knows neither cache nor queue."""
 
     def __init__(self, request: Request, max_model_len: int) -> None:
-        """`request` is the client's; `first` is the one to run. `check_width` has passed."""
+        """`request` is the client's; `first` is the one to run. `Bounds.check` has passed the width."""
         params = request.params
         self.request = request
         self.width = params.num_candidates
@@ -92,12 +92,8 @@ class BeamSearch:
     def beams(self) -> list[Request]:
         return [beam.request for beam in self._beams]
 
-    def rests(self, request: Request) -> bool:
-        """Whether this beam has drawn and waits for others."""
-        return request.choice in self._drawn
-
     def take(self, request: Request, scores: TokenLogprobs) -> None:
-        """A beam has drawn. `scores` has the best tokens of its distribution."""
+        """A beam has drawn, and rests. `scores` has the best tokens of its distribution."""
         self._drawn[request.choice] = scores
 
     @property

@@ -59,7 +59,9 @@ class GenerationRequest(StructuredFields, kw_only=True):
     add_special_tokens: Annotated[bool | None, about("Add what the tokenizer asks for, as BOS, to a text.")] = None
     allowed_token_ids: Annotated[list[int] | None, about("Nothing but these tokens is drawn.")] = None
     bad_words: Annotated[list[str] | None, about("Texts that the output must not have, at most 64.")] = None
-    best_of: Annotated[int | None, about("Candidates, of which the n with the best logprob per token return.")] = None
+    best_of: Annotated[
+        int | None, about("Candidates, of which the n best by logprob per token return. Beam search: its width.")
+    ] = None
     cache_salt: Annotated[str | None, about("Only requests of one salt share cached blocks.")] = None
     dry_allowed_length: Annotated[int | None, about("Tokens that may be repeated without penalty.")] = None
     dry_base: Annotated[float | None, about("Growth of the DRY penalty per repeated token. Default: 1.75.")] = None
