@@ -18,6 +18,7 @@ class Matcher:
         """vocab_size: tokens that the model can draw."""
         self._matcher = compiled.deep_copy()  # microseconds
         self._buffer: NDArray[np.uint32] = np.zeros((vocabulary.vocab_size + 31) // 32, np.uint32)
+        self._target = self._buffer.ctypes.data, self._buffer.nbytes
         self._known = self._buffer[: (vocab_size + 31) // 32]
         self._last_word = np.uint32((1 << (vocab_size % 32 or 32)) - 1)
         self._fresh = False
@@ -38,7 +39,7 @@ class Matcher:
         if not self._fresh:
             self._fresh = True
             if self.error is None:
-                self._matcher.unsafe_compute_mask_ptr(self._buffer.ctypes.data, self._buffer.nbytes)
+                self._matcher.unsafe_compute_mask_ptr(*self._target)
                 if self._matcher.is_error():
                     self._fail()
                 self._known[-1] &= self._last_word

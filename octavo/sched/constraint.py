@@ -62,10 +62,11 @@ class Constraint:
 
     def forced(self) -> int | None:
         words = self.words()
-        if words is None or np.bitwise_count(words).sum() != 1:
+        if words is None or np.count_nonzero(words) != 1:
             return None
         word = int(np.argmax(words))
-        return 32 * word + int(words[word]).bit_length() - 1
+        bits = int(words[word])
+        return 32 * word + bits.bit_length() - 1 if bits & (bits - 1) == 0 else None
 
     @property
     def holds_ends(self) -> bool:
@@ -112,7 +113,7 @@ class Constraint:
             return None
         if self._applies:
             words = self._without_ends(words)
-        if not words.any():
+        if not np.count_nonzero(words):
             self.error = (self._grammar and self._grammar.error) or (
                 "no token is left: the grammar and allowed_token_ids exclude each other"
             )
@@ -129,7 +130,7 @@ class Constraint:
         """`words` with the ends held back, unless nothing else is left: a complete output ends whatever was asked."""
         early = len(self._request.output_ids) < self._request.params.min_tokens
         ends = self._early if early else self._later
-        if ends is None:
+        if ends is None or not (words[: len(ends)] & ends).any():
             return words
         held = words & ~_wide(ends, len(words))
         return held if held.any() else words
