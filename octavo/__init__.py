@@ -5,13 +5,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from octavo.request import ParameterError, SamplingParams
+from octavo.request import ParameterError, SamplingParams, Structured
 
 if TYPE_CHECKING:
     from octavo.llm import LLM, CompletionOutput, Logprob, RequestOutput
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "Logprob", "ParameterError", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "CompletionOutput", "Logprob", "ParameterError", "RequestOutput", "SamplingParams", "Structured"]
 
 
 def __getattr__(name: str) -> Any:
