@@ -199,6 +199,33 @@ def test_chat_uses_the_template(tiny: LLM) -> None:
     assert single[0].prompt_token_ids == outputs[0].prompt_token_ids
 
 
+def test_chat_with_tools(data: Path) -> None:
+    """Whatever the model is: what it must call is called, and told apart from content."""
+    schema = {
+        "type": "object",
+        "properties": {"on": {"type": "boolean"}},
+        "required": ["on"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "switch", "parameters": schema}}
+    message = [{"role": "user", "content": "hi"}]
+    params = [SamplingParams(max_tokens=60, seed=seed) for seed in range(3)]
+    with LLM(str(data / "arch" / "llama"), num_threads=1, max_model_len=1024) as llm:
+        outputs = llm.chat([message] * 3, params, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+        for output in outputs:
+            out = output.outputs[0]
+            assert out.finish_reason == "tool_calls" and out.message is not None and out.message.content == ""
+            (call,) = out.message.tool_calls
+            assert call.name == "switch" and isinstance(json.loads(call.arguments)["on"], bool)
+        plain = llm.chat(message, SamplingParams(max_tokens=5, seed=1))[0].outputs[0]
+        assert plain.message is not None and plain.message.content == plain.text
+        prefill = [*message, {"role": "assistant", "content": "Well"}]
+        continued = llm.chat(prefill, SamplingParams(max_tokens=1), continue_final_message=True)[0]
+        assert continued.prompt is not None and continued.prompt.endswith("Well")
+        with pytest.raises(ParameterError, match="tool_choice needs tools"):
+            llm.chat(message, tool_choice="required")
+
+
 def test_a_refused_request_leaves_nothing_behind(tiny: LLM) -> None:
     with pytest.raises(ParameterError, match="vocabulary"):
         tiny.generate([{"prompt_token_ids": [1]}, {"prompt_token_ids": [1000]}])

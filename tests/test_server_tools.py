@@ -38,7 +38,6 @@ def server(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     """A tiny model whose tokenizer has the tags of reasoning."""
     folder = tmp_path_factory.mktemp("model") / "thinker"
     shutil.copytree(data / "arch" / "llama", folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     vocab, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
     for token_id, tag in ((START, "<think>"), (END, "</think>")):
@@ -48,7 +47,9 @@ def server(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         vocab[tag] = token_id
         tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": token_id, "content": tag})
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with Server(folder, "--served-model-name", "tiny", "--max-model-len", "1024") as running:
+    with Server(
+        folder, "--served-model-name", "tiny", "--max-model-len", "1024", "--chat-template", TEMPLATE
+    ) as running:
         yield running
 
 
@@ -247,6 +248,11 @@ def test_refusals_name_the_field(
 def test_template_variables_that_nothing_reads_are_told(server: Server) -> None:
     body = {"messages": HELLO, "max_tokens": 1, "chat_template_kwargs": {"mood": "good", "thinking": False}}
     assert server.post(CHAT, body).headers["x-octavo-ignored"] == "chat_template_kwargs.mood"
+
+
+def test_a_template_that_is_nowhere_ends_the_start(data: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"error: chat_template is neither a template nor a file: nowhere\.jinja"):
+        Server(data / "arch" / "llama", "--chat-template", "nowhere.jinja")
 
 
 @pytest.fixture(scope="module")

@@ -108,7 +108,9 @@ def test_any_text_is_read_the_same_however_cut(family: str) -> None:
         ("<|start|>assistant<|channel|>final<|message|>", "harmony"),
         ("<|python_tag|>{{ tool_call.name }}.call(", "llama3"),
         ('{"name": function name, "parameters": dictionary of argument name and its value}', "llama3"),
+        ('<|python_start|>{"name": function name, "parameters": dictionary of argument name and its value}', "llama3"),
         ("[func_name1(params_name1=params_value1)] {{ '<|python_start|>' }}", "pythonic"),
+        ("<|python_start|>{{ code }}<|python_end|>", "pythonic"),
     ],
 )
 def test_family_is_found_in_the_template(template: str, family: str) -> None:

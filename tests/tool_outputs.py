@@ -114,7 +114,8 @@ FAMILIES: dict[str, Family] = {
     "hermes": _HERMES,
     "generic": _HERMES._replace(write=lambda calls: "".join(f"<tool_call>{_json(c)}</tool_call>" for c in calls)),
     "llama3": Family(
-        lambda calls: "; ".join(_json(c, "parameters") for c in calls), leads=("", "<|python_tag|>", "\n")
+        lambda calls: "; ".join(_json(c, "parameters") for c in calls),
+        leads=("", "<|python_tag|>", "\n", "<|python_start|>"),
     ),
     "pythonic": Family(_pythonic, leads=("", "<|python_start|>"), tails=("", "<|python_end|>")),
     "mistral": Family(lambda calls: "[TOOL_CALLS] [" + ", ".join(map(_json, calls)) + "]"),
@@ -191,6 +192,7 @@ BROKEN: dict[str, list[Broken]] = {
         Broken('{"name": "now", "parameters": {"a": [1', calls=(("now", '{"a": [1'),)),
         Broken('{"answer": 42}', '{"answer": 42}'),
         Broken("<|python_tag|>print(1)", "<|python_tag|>print(1)"),
+        Broken('<|python_start|>{"name": "now", "parameters": {}}<|python_end|>', calls=(("now", "{}"),)),
         Broken('[{"name": "now", "parameters": {}}]', calls=(("now", "{}"),)),
         Broken('{"name": "now", "parameters": {}} and text', "and text", (("now", "{}"),)),
     ],

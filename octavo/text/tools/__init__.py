@@ -44,10 +44,10 @@ _SIGNS: tuple[
     ("granite", ("<|tool_call|>",)),
     ("granite", ("<|start_of_role|>", "<tool_call>[")),
     ("hermes", ("<tool_call>",)),
-    ("pythonic", ("<|python_start|>",)),
     ("pythonic", ("[func_name1(params_name1=",)),
-    ("llama3", ("<|python_tag|>",)),
     ("llama3", ('"parameters": dictionary of argument name',)),
+    ("llama3", ("<|python_tag|>",)),
+    ("pythonic", ("<|python_start|>",)),
 )
 
 

@@ -1,4 +1,7 @@
-"""Llama 3: {"name": ..., "parameters": ...}, several joined by semicolons, with or without <|python_tag|> before them."""
+"""Llama 3 and 4: {"name": ..., "parameters": ...}, several joined by semicolons.
+
+With or without <|python_tag|> before them, or <|python_start|> and <|python_end|> around them.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ from octavo.text.parser import Steps
 from octavo.text.tools.json_calls import JsonCalls
 from octavo.text.tools.shape import Shape
 
-TAG = "<|python_tag|>"
+STARTS = ("<|python_tag|>", "<|python_start|>")
+END = "<|python_end|>"
 
 
 class Llama3(JsonCalls):
-    markers = (TAG,)
+    markers = (*STARTS, END)
     bare = True
     shape = Shape(trigger="", before='{"name": "NAME", "parameters": ', after="}", between="; ")
 
@@ -18,9 +22,10 @@ class Llama3(JsonCalls):
         space = yield from self._space()
         self._perhaps(space)
         yield from self._objects()
-        while (yield from self._content_until(TAG)) is not None:
-            self._perhaps(TAG)
-            yield from self._objects()
+        while (mark := (yield from self._content_until(*STARTS, END))) is not None:
+            if mark != END:
+                self._perhaps(mark)
+                yield from self._objects()
 
     def _objects(self) -> Steps[None]:
         """The calls that come next, if any do."""
