@@ -24,8 +24,8 @@ KERNELS = {
     "test_gemm": [f"gemm {f} x {a}" for f in FORMATS for a in ACTIVATIONS]
     + [f"round {a}" for a in ACTIVATIONS]
     + [f"embed {f}" for f in FORMATS],
-    "test_attention": ["attention bf16", "attention f32", "attention_merge"],
-    "test_rows": ["rms_norm", "norm_round", "add", "silu_mul", "rope", "kv_write bf16", "kv_write f32"],
+    "test_attention": ["attention bf16", "attention f32", "attention i8", "attention_merge"],
+    "test_rows": ["rms_norm", "norm_round", "add", "silu_mul", "rope", "kv_write bf16", "kv_write f32", "kv_write i8"],
     "test_plan": ["same bits", "refusals"],
     "test_sampler": ["logit_max", "sum_exp", "collect", "count_before", "gumbel_argmax", "truncation", "sample_row"],
 }

@@ -31,16 +31,20 @@ def negative_logprobs(llm: LLM, ids: list[int]) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(("activations", "tolerance"), [("auto", 4e-3), ("f32", 1e-4)])
-def test_perplexity(demo: Path, data: Path, activations: str, tolerance: float) -> None:
+@pytest.mark.parametrize(
+    ("activations", "kv_dtype", "tolerance"),
+    [("auto", "auto", 4e-3), ("f32", "auto", 1e-4), ("f32", "int8", 5e-3)],  # the last: of int8 caches alone
+)
+def test_perplexity(demo: Path, data: Path, activations: str, kv_dtype: str, tolerance: float) -> None:
     expected = json.loads((data / "perplexity.json").read_text())
-    with LLM(str(demo), activations=activations, max_model_len=WINDOW, max_num_seqs=8) as llm:
+    options = {"activations": activations, "kv_dtype": kv_dtype}
+    with LLM(str(demo), **options, max_model_len=WINDOW, max_num_seqs=8) as llm:
         ids = llm.get_tokenizer().encode((data / "gpl-3.txt").read_text(), add_special_tokens=False)
         assert (len(ids), ids[: len(expected["first_ids"])]) == (expected["num_tokens"], expected["first_ids"])
         found = negative_logprobs(llm, ids)
     assert len(found) == expected["num_scored"]
     value = math.exp(math.fsum(found) / len(found))
-    print(f"{activations}: {value:.4f}")
+    print(f"activations {activations}, KV cache {kv_dtype}: {value:.4f}, {value / expected['perplexity'] - 1:+.3%}")
     assert value == pytest.approx(expected["perplexity"], rel=tolerance)
-    if activations == "f32":
+    if (activations, kv_dtype) == ("f32", "auto"):
         assert found[: len(expected["first_nll"])] == pytest.approx(expected["first_nll"], abs=2e-3)

@@ -190,6 +190,54 @@ void test_kv_write(const Kernels& k, KvType type) {
   std::printf("kv_write %s\n", type == KvType::BF16 ? "bf16" : "f32");
 }
 
+// Every byte of the memory, against a scalar writer: heads of zeros, of tiny numbers, with a NaN, with an infinity too.
+void test_kv_write_i8(const Kernels& k) {
+  Random random(6);
+  for (int dim : {16, 32, 80, 256})
+    for (int n : {1, 5, 18}) {
+      const int heads = 2, first = 13;
+      const int64_t ld = heads * dim + 3;
+      const size_t block_bytes = kv_block_bytes(KvType::I8, dim);
+      std::vector<int32_t> positions, slots;
+      for (int t = 0; t < n; t++) positions.push_back(first + t), slots.push_back((first + t) / kBlock ? 0 : 2);
+      Guarded<float> keys(n * ld), values(n * ld);
+      fill(keys, random), fill(values, random);
+      for (int d = 0; d < dim; d++) keys[d] = 0, values[d] *= 0x1p-110f;
+      if (n > 1) keys[ld + 3] = NAN, values[ld + dim + 2] = -INFINITY, keys[ld + dim] = 2.5f, keys[ld + dim + 1] = 127;
+      Guarded<uint8_t> memory(3 * heads * block_bytes), parts(memory.size()), expected(memory.size());
+      auto args = [&](Guarded<uint8_t>& to) {
+        const KvLayer kv{KvType::I8, to.data(), int64_t(3 * block_bytes), int64_t(block_bytes), heads, dim};
+        return KvWriteArgs{kv, keys.data(), ld, values.data(), ld, positions.data(), slots.data(), n};
+      };
+      const auto write = k.kv_write[int(KvType::I8)];
+      write(args(memory), 0, n, 0, heads);
+      for (int h = heads; h-- > 0;)
+        for (int r = n; r-- > 0;) write(args(parts), r, r + 1, h, h + 1);
+      for (int t = 0; t < n; t++)
+        for (int h = 0; h < heads; h++)
+          for (int v = 0; v < 2; v++) {
+            uint8_t* block = expected.data() + (size_t(h) * 3 + slots[t]) * block_bytes;
+            const float* x = (v ? values : keys).data() + t * ld + h * dim;
+            const int slot = positions[t] % kBlock, order[] = {0, 2, 1, 3};
+            float most = 0;
+            for (int d = 0; d < dim; d++)
+              most = std::isnan(x[d]) ? NAN : most > std::abs(x[d]) || std::isnan(most) ? most : std::abs(x[d]);
+            const bool finite = most < INFINITY;
+            const float scale = finite ? most / 127 : NAN;
+            memcpy(block + 32 * dim + (v * kBlock + slot) * 4, &scale, 4);
+            for (int d = 0; d < dim; d++) {
+              const float q = finite && most >= 0x1p-100f ? std::nearbyint(x[d] * (127 / most)) : 0;
+              const int at = v ? (slot / 4 * dim + d) * 4 + order[slot % 4] : (d / 4 * 16 + slot) * 4 + order[d % 4];
+              block[v * 16 * dim + at] = uint8_t(int8_t(q));
+            }
+          }
+      const bool good = memory.intact() && !memcmp(memory.data(), expected.data(), memory.size()) &&
+                        !memcmp(parts.data(), expected.data(), parts.size());
+      check::expect(good, "kv_write %s i8 dim %d tokens %d", k.name, dim, n);
+    }
+  std::printf("kv_write i8\n");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -200,6 +248,7 @@ int main(int argc, char** argv) {
     test_rope(*kernels);
     test_kv_write(*kernels, KvType::BF16);
     test_kv_write(*kernels, KvType::F32);
+    test_kv_write_i8(*kernels);
   }
   return check::finish();
 }
