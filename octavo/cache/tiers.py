@@ -249,6 +249,8 @@ class DiskTier:
     def stepped(self, seconds: float) -> None:
         """A step took so long."""
         self._seconds = max(MIN_SECONDS, SHARE * seconds)
+        if self._candidates and self._transfers is not None:
+            self._transfers.wake()  # where no step follows
 
     def work(self) -> None:
         """Copy what was fetched into the cache, and what is kept out of it, as far as a part of a step's time goes.
