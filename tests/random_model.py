@@ -23,7 +23,7 @@ CONFIG = {
     "tie_word_embeddings": False,
 }  # fmt: skip
 
-WINDOWS = {
+WINDOWS: dict[str, Any] = {
     "architectures": ["MinistralForCausalLM"], "sliding_window": 40, "num_hidden_layers": 3,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }  # fmt: skip

@@ -13,6 +13,7 @@ from octavo.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import Add
 from octavo.request import SamplingParams
+from tests.random_model import WINDOWS, random_model, save
 
 VOCAB = range(3, 320)
 """Token ids of the tiny model that do not end an answer."""
@@ -21,13 +22,10 @@ VOCAB = range(3, 320)
 class FanOut:
     """An engine, and what it held while it computed."""
 
-    def __init__(self, data: Path, **options: int) -> None:
+    def __init__(self, model: Path) -> None:
         self.engine = Engine(
-            EngineConfig(
-                model=str(data / "gguf" / "tiny-llama-q4_0.gguf"), max_model_len=1200, kv_cache_memory=64 << 20,
-                num_threads=1, **options,
-            )
-        )  # fmt: skip
+            EngineConfig(model=str(model), max_model_len=1200, kv_cache_memory=64 << 20, num_threads=1)
+        )
         self.num_cached: dict[tuple[str, int], int] = {}
         self.num_scores: Counter[str] = Counter()
         self.waste: list[float] = []  # slots per sequence, step by step
@@ -54,9 +52,24 @@ def tokens(count: int, seed: int) -> list[int]:
     return [rng.choice(VOCAB) for _ in range(count)]
 
 
+@pytest.fixture
+def tiny(data: Path) -> Path:
+    return data / "gguf" / "tiny-llama-q4_0.gguf"
+
+
 @pytest.mark.parametrize("together", [True, False])
-def test_fifty_tails_of_one_system_prompt(data: Path, together: bool) -> None:
-    fan_out, system = FanOut(data), tokens(1000, 0)
+def test_fifty_tails_of_one_system_prompt(tiny: Path, together: bool) -> None:
+    check_tails(FanOut(tiny), together)
+
+
+def test_fifty_tails_in_a_window(tmp_path: Path) -> None:
+    """The end of the system prompt has left the window of those who began long ago; later ones still find it."""
+    fan_out = FanOut(save(random_model(**WINDOWS, vocab_size=320), tmp_path / "windows"))
+    check_tails(fan_out, together=False)
+
+
+def check_tails(fan_out: FanOut, together: bool) -> None:
+    system = tokens(1000, 0)
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     adds = [Add(f"r{i}", system + tokens(20 + i % 7, i + 1), params, seed=i) for i in range(50)]
     for batch in [adds] if together else [adds[:1], adds[1:]]:
@@ -67,25 +80,25 @@ def test_fifty_tails_of_one_system_prompt(data: Path, together: bool) -> None:
     assert sum(fan_out.waste) / len(fan_out.waste) < BLOCK_SIZE
 
 
-def test_eight_answers_hold_their_prompt_once(data: Path) -> None:
-    fan_out = FanOut(data)
+def test_eight_answers_hold_their_prompt_once(tiny: Path) -> None:
+    fan_out = FanOut(tiny)
     fan_out.run([Add("a", tokens(1000, 0), SamplingParams(n=8, max_tokens=100, ignore_eos=True), seed=1)])
     assert len(fan_out.num_cached) == 8
     assert fan_out.most_held <= (1000 + 8 * 100) / BLOCK_SIZE + 11
     assert fan_out.engine.stats().prompt_tokens == 1000 + 7
 
 
-def test_fifty_equal_prompts_are_computed_once(data: Path) -> None:
-    fan_out, prompt = FanOut(data), tokens(1000, 0)
+def test_fifty_equal_prompts_are_computed_once(tiny: Path) -> None:
+    fan_out, prompt = FanOut(tiny), tokens(1000, 0)
     fan_out.run([Add(f"r{i}", prompt, SamplingParams(max_tokens=4, ignore_eos=True), seed=i) for i in range(50)])
     stats = fan_out.engine.stats()
     assert stats.prompt_tokens == 1000 + 49  # each of the others computes the last token, to draw from
     assert stats.cached_tokens == 49 * 999
 
 
-def test_many_continuations_are_scored_for_the_price_of_one_prompt(data: Path) -> None:
+def test_many_continuations_are_scored_for_the_price_of_one_prompt(tiny: Path) -> None:
     """As evaluation harnesses do: echo, no output. Each continuation computes itself and the token before it."""
-    fan_out, prompt = FanOut(data), tokens(500, 0)
+    fan_out, prompt = FanOut(tiny), tokens(500, 0)
     params = SamplingParams(max_tokens=0, prompt_logprobs=1)
     fan_out.run([Add(f"r{i}", prompt + tokens(10, i + 1), params, seed=i) for i in range(20)])
     assert fan_out.engine.stats().prompt_tokens <= 510 + 19 * 12

@@ -20,7 +20,9 @@ from tests.paged_model import PagedModel
 def test_waste_is_under_a_block_per_sequence() -> None:
     """64 sequences with lengths uniform in [32, 1024]: mean over all decode steps, by the exported metric."""
     rng = random.Random(0)
-    scheduler = Scheduler(KvCache([GroupSpec(64 * 64)]), Limits(max_tokens=4096, max_rows=64, max_seqs=64, max_model_len=1025))
+    scheduler = Scheduler(
+        KvCache([GroupSpec(64 * 64)]), Limits(max_tokens=4096, max_rows=64, max_seqs=64, max_model_len=1025)
+    )
     lengths = [rng.randint(32, 1024) for _ in range(64)]
     for i, length in enumerate(lengths):
         num_prompt = max(1, length - 24)  # the last 24 tokens are decoded: every place in a block, one and a half times
