@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 from octavo.config import ConfigError, EngineConfig
+from octavo.engine.client import EngineClient
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress
 from octavo.request import SamplingParams, Terms, TokenLogprobs
@@ -109,6 +113,27 @@ def test_a_prompt_comes_back_after_a_restart(disk: Path, model: Path) -> None:
     assert explanation.cached_tokens_disk == 0
     again.close()
     assert again.stats().disk_blocks_written == 0
+
+
+@pytest.mark.parametrize("end", ["killed when idle", "told to end at once"])
+def test_a_process_leaves_its_blocks(tmp_path: Path, model: Path, end: str) -> None:
+    async def main() -> None:
+        config = EngineConfig(model=str(model), max_model_len=1200, num_threads=1, disk_cache=str(tmp_path))
+        client = EngineClient.launch(config)
+        await client.ready()
+        while not client.stats.disk_open:
+            await asyncio.sleep(0.01)
+        assert [p async for p in client.submit(Add("a", prompt(1), PARAMS, 0))]
+        if end == "killed when idle":
+            while len(files(tmp_path)) < NUM_BLOCKS:
+                await asyncio.sleep(0.01)
+            os.kill(client.process.pid, signal.SIGKILL)
+            await client.wait_dead()
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert len(files(tmp_path)) == NUM_BLOCKS
+    assert ask(engine(model, tmp_path), prompt(1)) == (alone(model, prompt(1)), NUM_BLOCKS * 16)
 
 
 def test_reuse_is_exact_to_the_token(disk: Path, model: Path) -> None:
