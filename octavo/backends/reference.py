@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from octavo.backends import reference_ops as meaning
 from octavo.backends.base import BLOCK_SIZE, Limits, StepBatch, StepHandle, StepResult, TraceSpan
 from octavo.graph import ops
-from octavo.graph.ir import Dim, DType, Graph, Kind, KvGroup, Node, Value
+from octavo.graph.ir import Dim, Graph, Kind, KvGroup, Node, Value
 from octavo.graph.plan import lifetimes
 from octavo.graph.verify import FUSED, verify
 from octavo.sampling.definition import sample
