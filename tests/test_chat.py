@@ -316,6 +316,13 @@ def test_a_budget_needs_tokens_to_force(model: Any) -> None:
         assert caught.value.param == "thinking_token_budget"
 
 
+def _deep(levels: int) -> Any:
+    value: Any = {}
+    for _ in range(levels - 1):
+        value = {"a": value}
+    return value
+
+
 @pytest.mark.parametrize(
     ("tools", "choice", "param", "message"),
     [
@@ -324,6 +331,13 @@ def test_a_budget_needs_tokens_to_force(model: Any) -> None:
         ([{"type": "function"}], None, "tools", r"tools\[0\].function is required"),
         ([{"function": {"name": "a b"}}], None, "tools", r"tools\[0\].function.name must be 1 to 64 letters"),
         ([{"function": {"name": "a", "parameters": []}}], None, "tools", "must be a JSON schema"),
+        (
+            [{"function": {"name": "a", "parameters": {"type": "string"}}}],
+            None,
+            "tools",
+            "must be a JSON schema of an object",
+        ),
+        ([{"function": {"name": "a", "parameters": _deep(101)}}], None, "tools", "nested deeper than 100 levels"),
         ([{"function": {"name": "a", "strict": 1}}], None, "tools", "strict must be true or false"),
         ([{"function": {"name": "a"}, "mood": 1}], None, "tools", "has 'mood', which is not known"),
         ([{"function": {"name": "a"}}] * 2, None, "tools", r"tools\[1\].function.name 'a' is there twice"),

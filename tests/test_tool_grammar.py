@@ -192,6 +192,22 @@ def test_schemas_that_cannot_be_kept_are_refused(marks_are_text: Model) -> None:
         grammar("glm", properties={"a": {"type": "string", "pattern": "x+"}})
     with pytest.raises(ParameterError, match="the parameters of f use anyOf"):
         grammar("qwen-xml", anyOf=[{}])
+    for wrong in (
+        {"enum": 5},
+        {"enum": []},
+        {"enum": [1]},
+        {"minLength": "x"},
+        {"maxLength": -1},
+        {"maxLength": 2**17},
+    ):
+        with pytest.raises(ParameterError, match="the parameters of f use a: "):
+            grammar("glm", properties={"a": {"type": "string", **wrong}})
+    for required in ([1], [{}], ["b"], 5):
+        with pytest.raises(ParameterError, match="the parameters of f use properties"):
+            grammar("qwen-xml", required=required)
+    for family, key in [("glm", "a\n"), ("qwen-xml", "a>"), ("glm", ""), ("pythonic", "class")]:
+        with pytest.raises(ParameterError, match="the parameters of f use the property"):
+            grammar(family, properties={key: {}})
     with pytest.raises(ParameterError, match="the property not-a-name"):
         grammar("pythonic", properties={"not-a-name": {}})
     with pytest.raises(Refused, match="uniqueItems"):

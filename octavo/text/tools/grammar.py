@@ -7,6 +7,7 @@ schema; in families that write them as tagged texts, property by property.
 from __future__ import annotations
 
 import json
+import keyword
 import re
 from typing import Any
 
@@ -14,6 +15,9 @@ from octavo.request import ParameterError, Structured
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.tools.offer import Offer, Tool
 from octavo.text.tools.shape import Shape
+
+MAX_TEXT = 2**16
+"""Characters of a tagged text whose length a schema bounds."""
 
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As `tojson` writes the calls of the conversation: no room for endless whitespace."""
@@ -122,12 +126,7 @@ class _Grammar:
         properties = tool.schema.get("properties", {})
         required = tool.schema.get("required", [])
         other = set(tool.schema) - _ANNOTATIONS - _OBJECT
-        if (
-            other
-            or not isinstance(properties, dict)
-            or not isinstance(required, list)
-            or not set(required) <= set(properties)
-        ):
+        if other or not isinstance(properties, dict) or not _texts(required) or not set(required) <= set(properties):
             raise _not_enforced(tool, sorted(other) or ["properties"])
         commas = {"begin": "", "rest": '", " '} if self._shape.arguments == "python" else {"begin": ""}
         later = list(commas)[-1]  # of the rules for the properties behind one that is there
@@ -142,26 +141,32 @@ class _Grammar:
     def _property(self, name: str, tool: Tool, key: str, schema: Any) -> str:
         """Expression for one argument, key and value. Adds the rule `name`."""
         if self._shape.arguments == "python":
-            if not key.isidentifier():
+            if not key.isidentifier() or keyword.iskeyword(key):
                 raise _not_enforced(tool, [f"the property {key}"])
             self._rules.append(f"{name}: {_json(schema, tool.schema)}")
             return f"{self._literal(key + '=')} {name}"
+        if not key or key != key.strip() or any(mark in key for mark in "<>\n"):
+            raise _not_enforced(tool, [f"the property {key}"])
         begin, end = (part.replace("KEY", key) for part in _TAGS[self._shape.arguments])
         is_text = isinstance(schema, dict) and schema.get("type") == "string"
-        self._rules.append(f"{name}: {self._text(tool, key, schema, end) if is_text else _json(schema, tool.schema)}")
+        self._rules.append(f"{name}: {self._text(tool, key, schema) if is_text else _json(schema, tool.schema)}")
         if is_text and "enum" not in schema and not self._specials.match(end):
             self._rules[-1] = self._rules[-1].replace(":", f"[suffix={_quoted(end)}]:", 1)
             end = ""
         return f"{self._literal(begin)} {name} {self._literal(end)}"
 
-    def _text(self, tool: Tool, key: str, schema: dict[str, Any], end: str) -> str:
-        if "enum" in schema:
-            return " | ".join(self._literal(str(value)) for value in schema["enum"])
-        other = set(schema) - _ANNOTATIONS - {"minLength", "maxLength"}
+    def _text(self, tool: Tool, key: str, schema: dict[str, Any]) -> str:
+        other = set(schema) - _ANNOTATIONS - ({"enum"} if "enum" in schema else {"minLength", "maxLength"})
         if other:
             raise _not_enforced(tool, [f"{key}: {name}" for name in sorted(other)])
-        low, high = schema.get("minLength", 0), schema.get("maxLength", "")
-        return "/(.|\\n)*/" if not low and high == "" else f"/(.|\\n){{{low},{high}}}/"
+        if "enum" in schema:
+            if not _texts(schema["enum"]) or not schema["enum"]:
+                raise _not_enforced(tool, [f"{key}: an enum of a string that is no list of texts"])
+            return " | ".join(map(self._literal, schema["enum"]))
+        low, high = schema.get("minLength", 0), schema.get("maxLength", MAX_TEXT)
+        if type(low) is not int or type(high) is not int or not 0 <= low <= high <= MAX_TEXT:
+            raise _not_enforced(tool, [f"{key}: lengths that are not 0 <= minLength <= maxLength <= {MAX_TEXT}"])
+        return "/(.|\\n)*/" if (low, high) == (0, MAX_TEXT) else f"/(.|\\n){{{low},{high}}}/"
 
     def _literal(self, text: str) -> str:
         """Expression for a text: its special tokens by id, the rest quoted."""
@@ -179,6 +184,10 @@ def _json(schema: Any, root: dict[str, Any] | None = None) -> str:
         schema = {} if schema is True else {"not": {}}
     shared = {key: root[key] for key in ("$defs", "definitions") if root and key in root}
     return f"%json {json.dumps({'x-guidance': _SPACING, **shared, **schema})}"
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _quoted(text: str) -> str:

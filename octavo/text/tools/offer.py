@@ -10,6 +10,8 @@ from typing import Any, Literal
 from octavo.request import ParameterError
 
 MAX_TOOLS = 128
+MAX_NESTING = 100
+"""Levels of a schema. What reads JSON here gives up at several hundred."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -78,14 +80,27 @@ def _read_tool(tool: Any, where: str) -> Tool:
         )
     if not isinstance(function.get("description"), str | None):
         raise ParameterError("tools", f"{where}.function.description must be a text")
-    if not isinstance(schema, dict | None):
-        raise ParameterError("tools", f"{where}.function.parameters must be a JSON schema, got {schema!r:.80}")
+    if not isinstance(schema, dict | None) or (schema or {}).get("type", "object") != "object":
+        raise ParameterError(
+            "tools", f"{where}.function.parameters must be a JSON schema of an object, got {schema!r:.80}"
+        )
+    if _depth(schema) > MAX_NESTING:
+        raise ParameterError("tools", f"{where}.function.parameters is nested deeper than {MAX_NESTING} levels")
     if not isinstance(strict, bool | None):
         raise ParameterError("tools", f"{where}.function.strict must be true or false, got {strict!r:.80}")
     for field in (*tool, *function):
         if field not in ("type", "function", "name", "description", "parameters", "strict"):
             raise ParameterError("tools", f"{where} has {field!r:.80}, which is not known")
     return Tool(name, schema or {"type": "object", "properties": {}}, bool(strict), tool)
+
+
+def _depth(value: Any) -> int:
+    """Levels of lists and objects."""
+    depth, level = 0, [value]
+    while level := [v for v in level if isinstance(v, dict | list)]:
+        depth += 1
+        level = [item for v in level for item in (v.values() if isinstance(v, dict) else v)]
+    return depth
 
 
 def _read_choice(choice: Any, tools: tuple[Tool, ...]) -> tuple[Literal["none", "auto", "required"], tuple[Tool, ...]]:
