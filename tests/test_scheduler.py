@@ -276,7 +276,7 @@ def test_abort_behind_a_gate() -> None:
 
 def test_what_can_never_fit_is_refused() -> None:
     engine = Engine(4)
-    with pytest.raises(ValueError, match="cannot hold the 65 tokens"):
+    with pytest.raises(ValueError, match="cannot hold the 65 tokens of prompt and output that were asked for: it has room for 64"):
         engine.scheduler.add(make("a", [1] * 60, max_tokens=6))
     engine.add(make("b", [1] * 60, max_tokens=5, ignore_eos=True))
     engine.finish()

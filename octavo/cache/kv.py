@@ -63,6 +63,11 @@ class KvCache:
         """Whether a request of this many computed tokens could ever run, alone."""
         return all(most_blocks(num_tokens, group.window) <= group.pool.num_blocks for group in self.groups)
 
+    def most_tokens(self) -> int:
+        """Tokens of a request that `fits` just so."""
+        full = [group.pool.num_blocks for group in self.groups if group.window is None]
+        return BLOCK_SIZE * min(full or (group.pool.num_blocks for group in self.groups))
+
     def room(self, request: Request) -> int:
         """Tokens that a request could compute now without taking a block from another."""
         return min(

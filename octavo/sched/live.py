@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from octavo.cache.blocks import BLOCK_SIZE
 from octavo.cache.kv import KvCache
 from octavo.cache.match import Match
 from octavo.cache.prefix import Key
@@ -61,11 +60,6 @@ class Live:
     def num_left(self) -> int:
         """Tokens known and not computed: none where a beam rests."""
         return self.request.num_tokens - self.request.num_computed
-
-    @property
-    def decodes(self) -> bool:
-        """A step gives its next token whatever else it does: a stream waits for it."""
-        return self.num_left == 1 or (1 < self.num_left <= BLOCK_SIZE and bool(self.request.output_ids))
 
     @property
     def num_preemptions(self) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.backends.base import Limits, StepResult
+from octavo.cache.blocks import BLOCK_SIZE
 from octavo.cache.kv import KvCache
 from octavo.cache.match import Match
 from octavo.explain import Explanation
@@ -82,7 +83,8 @@ class Scheduler:
         num_tokens = self._max_computed(request)
         if not self._cache.fits(num_tokens):
             raise ValueError(
-                f"the KV cache cannot hold the {num_tokens} tokens of prompt and output that were asked for"
+                f"the KV cache cannot hold the {num_tokens} tokens of prompt and output that were asked for: "
+                f"it has room for {self._cache.most_tokens()}"
             )
         self._num_added += 1
         live = Live(request, self._num_added, num_tokens)
@@ -144,14 +146,15 @@ class Scheduler:
         for missed in self._deadlines.missed(now):
             self._drop(missed.live, FinishReason.TIMEOUT, missed.message, missed.field)
         draft = Draft(self._limits.max_tokens, self._limits.max_rows)
-        for live in [live for live in self._running if live.decodes]:
+        decodes, prefills = self._turns()
+        for live in decodes:
             self._give(live, draft, now)
-        self._prefill(draft, now)
+        self._prefill(prefills, draft, now)
         while not draft.work and (resting := [live for live in self._running if live.resting]):
             if self._queue.first(now) is None:
                 break
             self._preempt(victim(resting, self._cache), now)  # they hold what the last of their search waits for
-            self._prefill(draft, now)
+            self._prefill([], draft, now)
         if not draft.work:
             return None
         self._in_step = True
@@ -285,13 +288,20 @@ class Scheduler:
         if work is not None:
             draft.add(work)
 
-    def _prefill(self, draft: Draft, now: float) -> None:
+    def _turns(self) -> tuple[list[Live], list[Live]]:
+        """The running that have something to compute: decodes, which streams wait for, and prefills."""
+        decodes, prefills = [], []
+        for live in self._running:
+            num_left = live.num_left
+            if num_left == 1 or (1 < num_left <= BLOCK_SIZE and live.request.output_ids):
+                decodes.append(live)
+            elif num_left:
+                prefills.append(live)
+        return decodes, prefills
+
+    def _prefill(self, prefills: list[Live], draft: Draft, now: float) -> None:
         """Share what is left of the step among running prefills and those who are admitted for it."""
-        wants = [
-            self._want(live, live.request.num_computed, now)
-            for live in self._running
-            if live.num_left and not live.decodes
-        ]
+        wants = [self._want(live, live.request.num_computed, now) for live in prefills if live.slot >= 0]
         if not wants and not self._queue:
             return
         seconds = self._budget.seconds(load_of(draft.work.values()))
