@@ -30,6 +30,8 @@ ENTRY_BYTES = 16 << 10
 NUM_THREADS = 4
 """So that a grammar which takes seconds does not hold up those behind it."""
 
+END_SECONDS = 1
+
 WALL_SECONDS = 120
 """For a trial, where the machine is busy."""
 
@@ -165,9 +167,12 @@ class _Trials:
 
 
 def _end(process: subprocess.Popen[bytes], jobs: socket.socket) -> None:
-    jobs.close()
-    process.kill()
-    process.wait()
+    jobs.close()  # it kills its forks and ends
+    try:
+        process.wait(timeout=END_SECONDS)
+    except subprocess.TimeoutExpired:  # it is reading the tokenizer
+        process.kill()
+        process.wait()
 
 
 def _be_nice() -> None:

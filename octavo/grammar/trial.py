@@ -50,21 +50,29 @@ def main() -> None:
     os.nice(NICENESS)
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the socket tells when to end
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)
     vocabulary = load_vocabulary(Path(launch.model), launch.vocab_size, launch.end_ids)
+    forks: set[int] = set()
     with socket.socket(fileno=int(sys.argv[1])) as jobs:
-        while True:
-            data, descriptors, _, _ = socket.recv_fds(jobs, 1, 1)
-            if not data:
-                return
-            with socket.socket(fileno=descriptors[0]) as job:
-                if os.fork() == 0:
+        while (job := _next(jobs)) is not None:
+            forks = {pid for pid in forks if os.waitpid(pid, os.WNOHANG) == (0, 0)}
+            with job:
+                if (pid := os.fork()) == 0:
                     try:
                         jobs.close()
                         _do(job, vocabulary)
                     finally:
                         os._exit(0)
+                forks.add(pid)
+    for pid in forks:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _next(jobs: socket.socket) -> socket.socket | None:
+    """None: the engine has gone."""
+    data, descriptors, _, _ = socket.recv_fds(jobs, 1, 1)
+    return socket.socket(fileno=descriptors[0]) if data else None
 
 
 def _do(job: socket.socket, vocabulary: LLTokenizer) -> None:
