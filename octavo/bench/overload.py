@@ -56,7 +56,7 @@ class Phase(NamedTuple):
 def measure(config: EngineConfig, seconds: float) -> Result:
     """The 99th percentile of the time to the first token at overload, in times of that at 0.8 of capacity."""
     config = dataclasses.replace(config, max_num_seqs=NUM_SEQS)
-    with served(config, f"--max-queued-requests={QUEUE}", "--request-log=off") as server:
+    with served(config, f"--max-queued-requests={QUEUE}") as server:
         return asyncio.run(_measure(server.port, server.pid, seconds))
 
 

@@ -23,7 +23,8 @@ class Served(NamedTuple):
 @contextmanager
 def served(config: EngineConfig, *flags: str) -> Iterator[Served]:
     """An `octavo serve` that is ready; it is told to end with the context. `config.model` is a path."""
-    command = [sys.executable, "-m", "octavo.cli.main", "serve", config.model, "--port", "0", *_flags(config), *flags]
+    command = [sys.executable, "-m", "octavo.cli.main", "serve", config.model, "--port", "0"]
+    command += ["--request-log", "off", *_flags(config), *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             yield Served(_port(server), server.pid)
