@@ -62,6 +62,7 @@ VEC_INLINE void score_panels(const uint32_t* q, const float* step, int dim, cons
 #pragma GCC unroll 8
   for (int p = 0; p < P; p++) {
     keys[p] = pages.block(first + p);
+    if constexpr (Kv::kScaled) prefetch_l2(Kv::key_scales(keys[p], dim)), prefetch_l2(Kv::value_scales(keys[p], dim));
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) acc[r][p] = Kv::none();
   }
@@ -282,7 +283,7 @@ static void attend_split(const Tile& tile, const int* ends, const uint32_t* q, c
   const int dim = tile.dim;
   const bool adjusts = tile.args.softcap_log2e > 0 || tile.args.slopes_log2e;
   alignas(64) float scores[R * kKvTile];
-  alignas(64) typename Kv::Element probs[R * kKvTile];
+  alignas(64) typename Kv::Element probs[R * kKvTile + 16];  // 16: GCC does not see that rows end at whole blocks
   float factor[R], step[R];
   for (int r = 0; r < R; r++) states[r] = State{kLowest, 0};
   for (int i = 0; i < R * dim; i += 16) store(out + i, zero());
