@@ -24,6 +24,10 @@ ReasoningFormat = Literal["auto", "none", "think", "mistral", "gemma", "thought"
 GenerationConfig = Literal["none", "auto"]
 
 
+MAX_ITL = 3600.0
+"""Seconds between two tokens that no step reaches."""
+
+
 class ConfigError(ValueError):
     """An option has a bad value; the message names the option and what it takes."""
 
@@ -60,7 +64,7 @@ class EngineConfig:
     target_itl: float | None = option(
         None,
         "Seconds from a token of a stream to its next that prompts computed beside it should not exceed. Default: 2.5 "
-        "times what the step takes without them, and at least 0.05.",
+        "times what the step takes without them, and at least 0.05; offline none, for nobody waits for single tokens.",
     )
     prefix_caching: bool = option(True, "Reuse the KV blocks of equal prefixes.")
     disk_cache: str | None = option(
@@ -100,8 +104,8 @@ class EngineConfig:
                 continue
             if not isinstance(value, int) or value < low:
                 raise ConfigError(f"{name} must be a whole number of at least {low}; got {value!r}")
-        if self.target_itl is not None and not 0 < self.target_itl <= 3600:
-            raise ConfigError(f"target_itl must be above 0 and at most 3600; got {self.target_itl:g}")
+        if self.target_itl is not None and not 0 < self.target_itl <= MAX_ITL:
+            raise ConfigError(f"target_itl must be above 0 and at most {MAX_ITL:g}; got {self.target_itl:g}")
         if self.seed is not None and not (isinstance(self.seed, int) and -(2**63) <= self.seed < 2**64):
             raise ConfigError(f"seed must be a whole number between {-(2**63)} and {2**64 - 1}; got {self.seed!r}")
         if self.disk_cache is not None and not (self.prefix_caching and self.backend == "cpu"):
@@ -111,6 +115,11 @@ class EngineConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): a step gives every running sequence a token"
             )
+
+
+def offline(config: EngineConfig) -> EngineConfig:
+    """For whole answers: prompts are computed as fast as they can be, unless target_itl is named."""
+    return config if config.target_itl is not None else dataclasses.replace(config, target_itl=MAX_ITL)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from operator import index
 from types import FrameType
 from typing import Any, Self
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, offline
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress
 from octavo.explain import Explanation
@@ -83,7 +83,7 @@ class LLM:
     def __init__(self, model: str = "demo", **options: Any) -> None:
         """Raises CheckpointError, ConfigError or GraphError with one line naming the cause."""
         path = locate(model)
-        self.config = EngineConfig(model=str(path), **options)
+        self.config = offline(EngineConfig(model=str(path), **options))
         self._tokenizer = load_tokenizer(path)
         self.engine = Engine(self.config)
         for notice in self.engine.loaded.notices:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +20,7 @@ from octavo.config import EngineConfig
 from octavo.engine.client import EngineClient, EngineDead, EngineError
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress
-from octavo.request import FinishReason, ParameterError, SamplingParams
+from octavo.request import FinishReason, ParameterError, Request, SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
@@ -378,3 +379,53 @@ def test_abort_in_every_state(model: Path) -> None:
         assert ended.keys() == {"r0", "r1", "r2"}
         assert FinishReason.ABORT in ended.values()
         assert not engine.has_work
+
+
+class Door:
+    """A gate that another thread opens."""
+
+    reason = "door"
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+
+    def is_open(self) -> bool:
+        return self.opened.is_set()
+
+
+def test_a_gate_that_another_thread_opens_wakes_the_engine(model: Path) -> None:
+    engine = Engine(EngineConfig(model=str(model), num_threads=1))
+    door = Door()
+    request = Request("r", 0, [1, 2, 3], GREEDY, seed=0)
+    request.gates.append(door)
+    engine.loaded.scheduler.add(request)
+    assert engine.step() is None and engine.has_work
+    engine.wait(0.0)
+
+    def open_it() -> None:
+        door.opened.set()
+        engine.wake()
+
+    opener = threading.Timer(0.05, open_it)
+    opener.start()
+    engine.wait(60)  # a wake that is not heard would take a minute
+    assert engine.step() is not None
+    opener.join()
+    while engine.step() is not None:
+        pass
+    assert len(request.output_ids) == 8
+
+
+def test_the_idle_check_finds_what_is_wrong(model: Path) -> None:
+    engine = Engine(EngineConfig(model=str(model), num_threads=1))
+    engine.add(Add("r", list(range(1, 40)), GREEDY, seed=0))
+    while engine.step() is not None:
+        pass
+    engine.check()
+    engine.loaded.cache.groups[0].pool.refcounts[0] += 1
+    engine.check()  # nothing ran since
+    engine.add(Add("s", [7], GREEDY, seed=0))
+    while engine.step() is not None:
+        pass
+    with pytest.raises(AssertionError):
+        engine.check()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from octavo.bench.report import Result, machine, result
-from octavo.config import EngineConfig
+from octavo.config import MAX_ITL, EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add
 from octavo.request import SamplingParams
@@ -20,9 +20,6 @@ NUM_STREAMS = 16
 STREAM_PROMPT = 64
 USUAL_STEPS = 100
 """Tokens of each stream by which its usual gap is known."""
-
-FIXED_CHUNK = 3600.0
-"""Seconds of a target that no step reaches: each takes the whole chunk, as without a cost model."""
 
 FACTOR = 3
 LEAST_SECONDS = 0.05
@@ -54,7 +51,7 @@ class Run(NamedTuple):
 def measure(config: EngineConfig, prompt_len: int, repeat: int) -> Result:
     """Milliseconds of the 99th percentile of the streams' gaps beside the prompt."""
     runs = _runs(config, prompt_len, repeat)
-    (fixed,) = _runs(dataclasses.replace(config, target_itl=FIXED_CHUNK), prompt_len, 1)
+    (fixed,) = _runs(dataclasses.replace(config, target_itl=MAX_ITL), prompt_len, 1)
     worst = max(runs, key=lambda run: run.p99 / run.bound)
     slowest = max(runs, key=lambda run: run.beside / run.prefill_bound)
     engine = Engine(config)

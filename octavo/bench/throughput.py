@@ -6,7 +6,7 @@ import random
 import time
 
 from octavo.bench.report import Result, machine, result
-from octavo.config import ConfigError, EngineConfig
+from octavo.config import ConfigError, EngineConfig, offline
 from octavo.engine.core import Engine
 from octavo.engine.messages import Add
 from octavo.request import SamplingParams
@@ -19,7 +19,7 @@ def measure(config: EngineConfig, num_prompts: int, input_len: int, output_len: 
 
     Raises RuntimeError when a run did not compute what it says: a token taken from the cache, or one too few.
     """
-    engine = Engine(config)
+    engine = Engine(offline(config))
     draw = random.Random(0)
     params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
     vocabulary = range(engine.bounds.vocab_size)

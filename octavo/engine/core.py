@@ -193,14 +193,17 @@ class Engine:
             pass
 
     def stats(self) -> Stats:
-        disk: dict[str, Any] = dict(self._tier.stats()) if self._tier is not None else {}
+        others: dict[str, Any] = {}
+        for part in (self._tier, self._compiler):
+            if part is not None:
+                others |= part.stats()
         return Stats(
             received=self._received,
             received_tokens=self._received_tokens,
             steps=self._steps,
             step_seconds=self._step_seconds,
             **self._scheduler.stats(),
-            **disk,
+            **others,
         )
 
 

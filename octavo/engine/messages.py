@@ -110,6 +110,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     disk_blocks_loaded: int = 0
     disk_blocks_refused: int = 0  # damaged or foreign files, removed
     disk_blocks_removed: int = 0  # to keep the bound
+    forced_tokens: int = 0  # output tokens that a grammar left no choice about, appended without a draw
+    grammars_compiled: int = 0
+    grammars_reused: int = 0  # requests whose grammar another had asked for
+    grammars_refused: int = 0
     disk_blocks_skipped: int = 0  # worth keeping, but evicted before they were copied
 
 
