@@ -153,7 +153,7 @@ def test_schemathesis_finds_no_server_error(server: Server) -> None:
             continue
 
         @settings(
-            max_examples=15, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+            max_examples=10, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )  # fmt: skip
         @given(case=operation.as_strategy())

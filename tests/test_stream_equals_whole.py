@@ -119,7 +119,7 @@ def test_random_requests(server: Server, path: str) -> None:
             check(server, path, {**body, "stop": stops, **extra})
 
     with ThreadPoolExecutor(8) as pool:
-        for done in [pool.submit(one, random_body(rng, path == CHAT), i) for i in range(40)]:
+        for done in [pool.submit(one, random_body(rng, path == CHAT), i) for i in range(25)]:
             done.result()
 
 

@@ -77,9 +77,13 @@ def test_prompt_scores_are_streamed_once(server: Server) -> None:
 
 def test_sampling_values_are_told(server: Server, data: Path, tmp_path: Path) -> None:
     body = {"prompt": "a", "max_tokens": 1, "top_k": 4, "return_sampling_params": True, "bad_words": ["x"]}
-    values = server.complete(**body)["sampling_params"]
+    answer = server.complete(**body)
+    values = answer["sampling_params"]
     assert (values["top_k"], values["temperature"], values["max_tokens"]) == (4, 1.0, 1)
-    assert server.events(COMPLETIONS, body)[0]["sampling_params"] == values
+    chunks = server.events(COMPLETIONS, body | {"seed": values["seed"]})  # the seed that was drawn gives the same again
+    assert chunks[0]["sampling_params"] == values and text_of(chunks) == answer["choices"][0]["text"]
+    two = server.complete(**body | {"prompt": ["a", "b"]})["sampling_params"]["seed"]
+    assert len(set(two)) == 2
     model = tmp_path / "llama"
     shutil.copytree(data / "arch" / "llama", model)
     (model / "generation_config.json").write_text(

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.request import SamplingParams, TokenLogprobs
+from octavo.request import TokenLogprobs
 from octavo.server.errors import ApiError
 from octavo.server.fields import GenerationRequest, StreamOptions
 from octavo.server.generation import Generation
@@ -48,7 +48,7 @@ class Answer:
         """Chunks before the first token."""
         if not self.request.return_sampling_params:
             return []
-        return [self._bare({"sampling_params": sampling_values(self.generation.params)})]
+        return [self._bare({"sampling_params": sampling_values(self.generation)})]
 
     def chunk(self, choice: int, delta: Delta) -> bytes:
         """One event; empty where the delta has nothing to tell yet."""
@@ -117,7 +117,7 @@ class Answer:
         beside |= await self._explained()
         body = {**self._head, "choices": choices, **beside, "usage": self._usage()}
         if self.request.return_sampling_params:
-            body["sampling_params"] = sampling_values(self.generation.params)
+            body["sampling_params"] = sampling_values(self.generation)
         return body
 
     async def _explained(self) -> dict[str, Any]:
@@ -182,7 +182,10 @@ async def events(answer: Answer) -> AsyncGenerator[bytes, None]:
         yield e.event()
 
 
-def sampling_values(params: SamplingParams) -> dict[str, Any]:
-    """The values that were used, by the names of the fields; what the server made of texts is left out."""
-    values: dict[str, Any] = msgspec.to_builtins(params)
+def sampling_values(generation: Generation) -> dict[str, Any]:
+    """The values that were used, by the names of the fields; the seed is the one that was drawn, of several prompts a
+    list. What the server made of texts is left out."""
+    seeds = generation.seeds
+    values: dict[str, Any] = msgspec.to_builtins(generation.params)
+    values["seed"] = seeds[0] if len(set(seeds)) == 1 else seeds
     return {name: value for name, value in values.items() if name not in ("bad_word_ids", "dry_breaker_ids")}

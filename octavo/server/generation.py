@@ -79,6 +79,7 @@ class Generation:
         self.tokenizer = tokenizer
         self.prompts = prompts
         self.params = params
+        self.seeds = seeds
         self._adds = [
             Add(f"{id}-{p}", prompt.token_ids, self._asked, seed, terms)
             for p, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
