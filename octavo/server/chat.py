@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from octavo.request import ParameterError
 from octavo.server.calls import Call
 from octavo.server.chat_answer import ChatAnswer
 from octavo.server.chat_fields import ChatRequest
 from octavo.server.errors import bad_request
+from octavo.server.generation import Generation
 from octavo.server.messages import chat_messages
 from octavo.server.parse import Parsed, parse
 from octavo.server.service import Service, new_id
+from octavo.text.chat import ChatPrompt
 
 
 def chat(service: Service, body: bytes, call: Call) -> tuple[ChatAnswer, Parsed[ChatRequest]]:
@@ -17,19 +21,27 @@ def chat(service: Service, body: bytes, call: Call) -> tuple[ChatAnswer, Parsed[
     parsed = parse(body, ChatRequest, service.config.strict)
     request = parsed.request
     service.check_model(request.model)
+    messages = chat_messages(request.messages, parsed.ignored)
+    id = new_id("chatcmpl", request.request_id)
+    generation, conversation = converse(service, request, messages, parsed.ignored, call, id)
+    return ChatAnswer(generation, service.model, request, conversation), parsed
+
+
+def converse(
+    service: Service, request: ChatRequest, messages: list[dict[str, Any]], ignored: list[str], call: Call, id: str
+) -> tuple[Generation, ChatPrompt]:
+    """The answer to checked messages, not begun, and the conversation as the model reads it: what every protocol of
+    chat comes to. Variables that the template does not read are added to `ignored`. Raises ApiError."""
     form = service.chat
     assert form is not None
-    messages = chat_messages(request.messages, parsed.ignored)
     try:
         options = request.chat_options()
         conversation = form.prompt(messages, options)
     except ParameterError as e:
         raise bad_request(str(e), e.param) from None
-    parsed.ignored.extend(f"chat_template_kwargs.{name}" for name in form.unread(options))
-    if parsed.ignored and service.config.strict:
-        field = parsed.ignored[0].split("[")[0].split(".")[0]
-        raise bad_request(f"unknown field: {', '.join(parsed.ignored)}", field, "unknown_parameter")
+    ignored.extend(f"chat_template_kwargs.{name}" for name in form.unread(options))
+    if ignored and service.config.strict:
+        field = ignored[0].split("[")[0].split(".")[0]
+        raise bad_request(f"unknown field: {', '.join(ignored)}", field, "unknown_parameter")
     prompt = service.encode(conversation.text, "messages", form.encode, request)
-    id = new_id("chatcmpl", request.request_id)
-    generation = service.generation(id, [prompt], request, call, conversation)
-    return ChatAnswer(generation, service.model, request, conversation), parsed
+    return service.generation(id, [prompt], request, call, conversation), conversation

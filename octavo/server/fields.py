@@ -43,11 +43,21 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: Annotated[bool | None, about("Only false: chunks are not padded.")] = None
 
 
-class GenerationRequest(StructuredFields, kw_only=True):
-    """Fields that both APIs share. Null means the same as absent."""
+class RequestBody(msgspec.Struct, kw_only=True):
+    """The fields of a route. Null means the same as absent."""
 
     REFUSED: ClassVar[dict[str, Refused]] = {}
     """Known fields that are refused by name."""
+
+    ALIASES: ClassVar[dict[str, str]] = {}
+    """Other names of fields."""
+
+    def check(self) -> None:
+        """Raises ApiError 400 for fields that do not go together."""
+
+
+class GenerationRequest(StructuredFields, RequestBody, kw_only=True):
+    """Fields that both APIs share."""
 
     ALIASES: ClassVar[dict[str, str]] = {
         "repeat_penalty": "repetition_penalty",

@@ -9,9 +9,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from octavo.server.errors import ApiError, bad_request
-from octavo.server.fields import GenerationRequest
+from octavo.server.fields import RequestBody
 
-T = TypeVar("T", bound=GenerationRequest)
+T = TypeVar("T", bound=RequestBody)
 
 MAX_DIGITS = 400
 """Of a whole number that is looked at to name its field: float64 ends at 10^308."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.responses import Response
@@ -18,6 +18,8 @@ from octavo.server.parse import Parsed
 from octavo.server.service import Service
 from octavo.server.stream import EventStream, WholeAnswer
 
+T = TypeVar("T")
+
 AnswerOf = Callable[[Service, bytes, Call], tuple[Answer, Parsed[Any]]]
 """From a body to the answer, not begun. Raises ApiError."""
 
@@ -27,7 +29,10 @@ CHAT = "/v1/chat/completions"
 ANSWERS: dict[str, AnswerOf] = {COMPLETIONS: completion, CHAT: chat}
 """What a batch can run, too."""
 
-GENERATION_PATHS = frozenset(ANSWERS)
+OTHER_PATHS = frozenset({"/v1/responses"})
+"""Of the protocols that are adapted onto chat."""
+
+GENERATION_PATHS = ANSWERS.keys() | OTHER_PATHS
 """Count as open requests and against quotas."""
 
 MAX_BODY = 32 * 2**20
@@ -46,15 +51,9 @@ those with DRY: its sequence breakers are looked for in every token once."""
 
 async def generate(service: Service, http: Request, answer_of: AnswerOf) -> Response:
     """The response to a generation request. Raises ApiError."""
-    if service.trouble is not None:
-        raise ApiError(503, service.trouble, code="not_ready", retry_after=1)
-    body = await read_body(http)
-    if len(body) > LONG_BODY or b"dry_multiplier" in body:
-        answer, parsed = await asyncio.to_thread(answer_of, service, body, call_of(http))
-    else:
-        answer, parsed = answer_of(service, body, call_of(http))
+    answer, parsed = await prepared(service, http, answer_of)
     answer.generation.begin()
-    headers = {"x-octavo-ignored": _header(parsed.ignored)} if parsed.ignored else {}
+    headers = ignored_header(parsed.ignored)
     if not parsed.request.stream:
         return WholeAnswer(answer, headers)
     stream = events(answer)
@@ -63,6 +62,16 @@ async def generate(service: Service, http: Request, answer_of: AnswerOf) -> Resp
         stream = service.streams.add(answer.generation.id, stream, caller, grace).read(0)
     waits = answer.generation.may_be_refused
     return EventStream(stream, headers, service.config.sse_ping_seconds, waits=waits)
+
+
+async def prepared(service: Service, http: Request, prepare: Callable[[Service, bytes, Call], T]) -> T:
+    """What a route makes of its body, beside the event loop where that takes long. Raises ApiError."""
+    if service.trouble is not None:
+        raise ApiError(503, service.trouble, code="not_ready", retry_after=1)
+    body = await read_body(http)
+    if len(body) > LONG_BODY or b"dry_multiplier" in body:
+        return await asyncio.to_thread(prepare, service, body, call_of(http))
+    return prepare(service, body, call_of(http))
 
 
 async def answer_whole(service: Service, path: str, body: bytes, call: Call) -> dict[str, Any]:
@@ -87,7 +96,7 @@ async def read_body(http: Request) -> bytes:
     return b"".join(parts)
 
 
-def _header(names: list[str]) -> str:
-    """A list of any names as the value of a header: printable ASCII of bounded length."""
+def ignored_header(names: list[str]) -> dict[str, str]:
+    """The header that names ignored fields, whatever their names: printable ASCII of bounded length. None: no header."""
     text = ", ".join(names)[: MAX_IGNORED + 1].encode("unicode_escape").decode()
-    return text if len(text) <= MAX_IGNORED else text[:MAX_IGNORED] + "..."
+    return {"x-octavo-ignored": text if len(text) <= MAX_IGNORED else text[:MAX_IGNORED] + "..."} if names else {}

@@ -6,12 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.server.answer import Answer
 from octavo.server.errors import ApiError, json_response
 
 PING = b": ping\n\n"
@@ -29,14 +28,17 @@ class EventStream(Response):
         status: int = 200,
         *,
         waits: bool = False,
+        media_type: str = "text/event-stream; charset=utf-8",
+        ping: bytes = PING,
     ) -> None:
-        """ping_seconds: a comment is sent where nothing else was for so long; 0: never. waits: the status is sent with
+        """ping_seconds: `ping` is sent where nothing else was for so long; 0: never. waits: the status is sent with
         the first event, and is that of the ApiError which `events` raises instead."""
         super().__init__(None, status, {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
-        self.headers["content-type"] = "text/event-stream; charset=utf-8"
+        self.headers["content-type"] = media_type
         del self.headers["content-length"]
         self._events = events
         self._ping_seconds = ping_seconds
+        self._ping = ping
         self._waits = waits
         self._started = False
 
@@ -47,9 +49,9 @@ class EventStream(Response):
             await _while_connected(receive, self._run(send))
         except ApiError as e:
             if not self._started:
-                await e.response()(scope, receive, send)
+                await e.response(scope["path"])(scope, receive, send)
             else:
-                await send({"type": "http.response.body", "body": e.event(), "more_body": False})
+                await send({"type": "http.response.body", "body": e.event(scope["path"]), "more_body": False})
 
     async def _start(self, send: Send) -> None:
         self._started = True
@@ -70,7 +72,7 @@ class EventStream(Response):
             while True:
                 await asyncio.sleep(max(0.001, last + self._ping_seconds - time.monotonic()))
                 if time.monotonic() - last >= self._ping_seconds:
-                    await send_part(PING)
+                    await send_part(self._ping)
 
         pinging = asyncio.create_task(ping()) if self._ping_seconds else None
         try:
@@ -84,10 +86,15 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+class Whole(Protocol):
+    async def body(self) -> dict[str, Any]:
+        """The whole answer. Raises ApiError."""
+
+
 class WholeAnswer(Response):
     """The answer as one JSON body."""
 
-    def __init__(self, answer: Answer, headers: dict[str, str]) -> None:
+    def __init__(self, answer: Whole, headers: dict[str, str]) -> None:
         super().__init__(None, 200)
         self._answer = answer
         self._extra = headers
@@ -96,7 +103,7 @@ class WholeAnswer(Response):
         try:
             body = await _while_connected(receive, self._answer.body())
         except ApiError as e:
-            response = e.response()
+            response = e.response(scope["path"])
         else:
             if body is None:
                 return
