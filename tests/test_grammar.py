@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 from llguidance import LLTokenizer
 
-from octavo.grammar.compiler import Compilation, Compiler
+from octavo.grammar.compiler import NUM_THREADS, Compilation, Compiler
 from octavo.grammar.matcher import Matcher
 from octavo.grammar.source import MAX_NESTING, Refused, compiled, grammar_of
 from octavo.grammar.vocabulary import load_vocabulary
@@ -302,10 +303,23 @@ def test_equal_grammars_are_compiled_once_and_the_oldest_are_forgotten(
     waited(first)
     assert compiler.num_compiled == 1
     for i in range(3):
-        compiler.compile(Structured.choice([str(i)]))
-    again = compiler.compile(Structured.choice(["a", "b"]))
-    assert again is not first
-    waited(again)
+        waited(compiler.compile(Structured.choice([str(i)])))
+    assert compiler.compile(Structured.choice(["a", "b"])) is first  # for it is in use
+    del first
+    gc.collect()
+    waited(compiler.compile(Structured.choice(["a", "b"])))
+    assert compiler.num_compiled == 5
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled(compiler: Compiler) -> None:
+    """A client that asks for much and leaves keeps nobody waiting."""
+    first = [compiler.compile(Structured.choice(["first", str(i)])) for i in range(NUM_THREADS)]
+    for i in range(200):
+        compiler.compile(Structured.choice(["left", str(i)]))
+    last = compiler.compile(Structured.choice(["last"]))
+    for compilation in (*first, last):
+        waited(compilation)
+    assert compiler.num_compiled < 2 * NUM_THREADS + 1
 
 
 def test_a_trial_process_that_was_killed_is_replaced(compiler: Compiler) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from octavo import LLM, ParameterError, SamplingParams
+from octavo.bench import structured
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import Add, Progress
@@ -242,3 +243,12 @@ def test_what_does_not_go_together_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ParameterError) as caught:
         SamplingParams(structured=Structured.choice(["a"]), **fields)
     assert caught.value.param == "structured"
+
+
+def test_benchmark(data: Path) -> None:
+    """A small run of `octavo bench structured`; the figures are in docs/DECISIONS.md."""
+    config = EngineConfig(model=str(data / "arch" / "llama"), num_threads=1)
+    cost = structured.cost(config, num_prompts=4, input_len=8, output_len=24, repeat=1)
+    assert cost.median == cost.runs[0] > 0 and "forced" in cost.details
+    slow = structured.slow_grammars(config, output_len=18, repeat=1)
+    assert slow.median == slow.runs[0] > 0

@@ -183,6 +183,17 @@ def test_openai_client(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="tiny", messages=messages, response_format=format, stream=True)
 
 
+def test_metrics(server: Server) -> None:
+    names = [f"octavo_grammars_{what}_total" for what in ("compiled", "reused", "refused")]
+    before = [server.metric(name) for name in names]
+    for fields in ({"guided_regex": "metric [0-9]{5}"}, {"guided_regex": "metric [0-9]{5}"}):
+        server.complete(prompt="Hi", max_tokens=30, **fields)
+    assert server.post(COMPLETIONS, {"prompt": "Hi", "guided_regex": "metric ("}).status_code == 400
+    for name, value in zip(names, before, strict=True):
+        server.wait_for(name, value + 1)
+    assert server.metric("octavo_engine_forced_tokens_total") > 0
+
+
 def test_bombs_beside_live_streams(server: Server) -> None:
     """What is refused harms nobody, and a client that leaves while its grammar is compiled leaves nothing behind."""
     fine = {"prompt": "Once", "max_tokens": 120, "ignore_eos": True, "seed": 3, "guided_regex": "[a-z ]+"}

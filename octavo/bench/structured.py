@@ -30,6 +30,10 @@ ENDLESS = Structured.json_schema({
 })  # fmt: skip
 """No answer ends before its last token."""
 
+LEAST_THROUGHPUT = 90
+MOST_GAP = 120
+"""Percent, at which `--check` passes."""
+
 NUM_STREAMS = 16
 STEPS_PER_ARRIVAL = 16
 
@@ -60,13 +64,18 @@ def cost(config: EngineConfig, num_prompts: int, input_len: int, output_len: int
             if run:
                 speeds[has_schema].append(num_prompts * (input_len + output_len) / (time.perf_counter() - started))
     ready = engine.loaded.ready(0, 0.0)
+    num_forced = engine.stats().forced_tokens
     engine.close()
+    percents = [100 * with_schema / plain for plain, with_schema in zip(speeds[False], speeds[True], strict=True)]
     return result(
         "structured output",
         f"offline, {num_prompts} random prompts at once, {input_len} tokens in and {output_len} out each, greedy, "
         "with a JSON schema and without",
         "% of plain throughput",
-        [100 * with_schema / plain for plain, with_schema in zip(speeds[False], speeds[True], strict=True)],
+        percents,
+        held=statistics.median(percents) >= LEAST_THROUGHPUT,
+        bound=f"at least {LEAST_THROUGHPUT} %",
+        forced=f"{100 * num_forced / (num_prompts * output_len * (repeat + 1)):.0f} % of the tokens",
         plain=f"{statistics.median(speeds[False]):.0f} tokens/s",
         structured=f"{statistics.median(speeds[True]):.0f} tokens/s",
         **machine(config, ready.isa, ready.threads),
@@ -86,12 +95,15 @@ def slow_grammars(config: EngineConfig, output_len: int, repeat: int) -> Result:
                 gaps[has_grammars].append(p99)
     ready = engine.loaded.ready(0, 0.0)
     engine.close()
+    percents = [100 * with_grammar / plain for plain, with_grammar in zip(gaps[False], gaps[True], strict=True)]
     return result(
         "slow grammars",
         f"{NUM_STREAMS} streams of {output_len} tokens; every {STEPS_PER_ARRIVAL} steps another request, with a grammar "
         "that takes long to compile or cannot be, and without; p99 of the gaps of the streams",
         "% of the gap without",
-        [100 * with_grammar / plain for plain, with_grammar in zip(gaps[False], gaps[True], strict=True)],
+        percents,
+        held=statistics.median(percents) <= MOST_GAP,
+        bound=f"at most {MOST_GAP} %",
         without=f"{statistics.median(gaps[False]):.1f} ms",
         beside=f"{statistics.median(gaps[True]):.1f} ms",
         **machine(config, ready.isa, ready.threads),

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -67,26 +67,41 @@ class Compiler:
         compilation has ended."""
         self._launch = Launch(model, vocab_size, sorted(end_ids))
         self._wake = wake
+        self._pending: weakref.WeakValueDictionary[Structured, Compilation] = weakref.WeakValueDictionary()
+        self._finished: deque[Compilation] = deque()  # on their way into the cache
         self._cache: OrderedDict[Structured, Compilation] = OrderedDict()  # least recently used first
         self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar", _be_nice)
         self._lock = threading.Lock()  # of what follows
         self._trials: _Trials | None = None
         self._vocabulary: LLTokenizer | None = None
         self.num_compiled = 0
-        self.num_hits = 0
+        self.num_reused = 0
         self.num_refused = 0
 
     def compile(self, structured: Structured) -> Compilation:
-        """Returns at once. Equal grammars are compiled once while they are in the cache."""
-        known = self._cache.get(structured)
-        if known is not None:
-            self._cache.move_to_end(structured)
-            self.num_hits += 1
-            return known
-        compilation = self._cache[structured] = Compilation(structured)
+        """Returns at once. Equal grammars are compiled once while they are in the cache; one that nobody holds any more
+        when its turn comes is not compiled."""
+        while self._finished:
+            finished = self._finished.popleft()
+            self._cache[finished.structured] = finished
         self._shrink()
-        self._threads.submit(self._run, compilation)
+        known = self._cache.get(structured) or self._pending.get(structured)
+        if known is not None:
+            if structured in self._cache:
+                self._cache.move_to_end(structured)
+            self.num_reused += 1
+            return known
+        compilation = self._pending[structured] = Compilation(structured)
+        self._threads.submit(self._run, weakref.ref(compilation))
         return compilation
+
+    def stats(self) -> dict[str, int]:
+        """Fields of `engine.messages.Stats`, by name."""
+        return {
+            "grammars_compiled": self.num_compiled,
+            "grammars_reused": self.num_reused,
+            "grammars_refused": self.num_refused,
+        }
 
     def close(self) -> None:
         """Ends the process for trials, and with it what the threads wait for."""
@@ -96,21 +111,28 @@ class Compiler:
 
     def _shrink(self) -> None:
         num_bytes = sum(compilation.num_bytes for compilation in self._cache.values())
-        while len(self._cache) > 1 and (num_bytes > CACHE_BYTES or len(self._cache) > CACHE_ENTRIES):
+        while self._cache and (num_bytes > CACHE_BYTES or len(self._cache) > CACHE_ENTRIES):
             num_bytes -= self._cache.popitem(last=False)[1].num_bytes
 
-    def _run(self, compilation: Compilation) -> None:
+    def _run(self, asked: weakref.ref[Compilation]) -> None:
+        compilation = asked()
+        if compilation is None:  # the clients have left
+            return
+        ready, error = None, None
         try:
-            self._compile(compilation)
-            self.num_compiled += 1
-        except Refused as error:
-            compilation.error = str(error)
-            self.num_refused += 1
-        except Exception as error:  # a client waits
-            compilation.error = f"grammars cannot be compiled: {type(error).__name__}: {error}"
+            ready = self._compile(compilation)
+        except Refused as e:
+            error = str(e)
+        except Exception as e:  # a client waits
+            error = f"grammars cannot be compiled: {type(e).__name__}: {e}"
+        with self._lock:
+            self.num_compiled += ready is not None
+            self.num_refused += error is not None
+        self._finished.append(compilation)
+        compilation.error, compilation._ready = error, ready
         self._wake()
 
-    def _compile(self, compilation: Compilation) -> None:
+    def _compile(self, compilation: Compilation) -> tuple[LLMatcher, LLTokenizer, int]:
         structured = compilation.structured
         with self._lock:  # the others that come with the first wait here
             if self._trials is None or not self._trials.alive:
@@ -126,9 +148,8 @@ class Compiler:
             )
         if verdict.error is not None:
             raise Refused(verdict.error)
-        matcher = compiled(structured, verdict.grammar, self._vocabulary)
-        compilation._ready = matcher, self._vocabulary, self._launch.vocab_size
         compilation.num_bytes += verdict.num_bytes
+        return compiled(structured, verdict.grammar, self._vocabulary), self._vocabulary, self._launch.vocab_size
 
 
 class _Trials:

@@ -68,7 +68,8 @@ class Scheduler:
         self._num_added = 0
         self._num_steps = 0
         self._counters = {
-            "prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0, "preemptions": 0, "recomputed_tokens": 0,
+            "prompt_tokens": 0, "cached_tokens": 0, "output_tokens": 0, "forced_tokens": 0, "preemptions": 0,
+            "recomputed_tokens": 0,
         }  # fmt: skip
         self._predicted_seconds = 0.0
 
@@ -457,8 +458,7 @@ class Scheduler:
         is_full = request.num_computed >= live.max_computed or request.num_tokens > live.max_computed
         return FinishReason.LENGTH if is_full else None
 
-    @classmethod
-    def _jump(cls, live: Live, constraint: Constraint) -> list[int]:
+    def _jump(self, live: Live, constraint: Constraint) -> list[int]:
         """Tokens that the constraint leaves no choice about, appended to the output: draws would give the same, but take
         a step each. Not where each needs a row of its own, for its score or for banned words."""
         request, tokens = live.request, list[int]()
@@ -467,5 +467,6 @@ class Scheduler:
         while request.finish_reason is None and (token := constraint.forced()) is not None:
             request.output_ids.append(token)
             tokens.append(token)
-            request.finish_reason = cls._finish_reason(live)
+            request.finish_reason = self._finish_reason(live)
+        self._counters["forced_tokens"] += len(tokens)
         return tokens
