@@ -152,7 +152,7 @@ def test_priority_then_arrival() -> None:
 @pytest.mark.parametrize("output_len", [16, 64, 200])
 @pytest.mark.parametrize("oversize", [False, True])
 def test_pool_for_four_load_of_sixteen(output_len: int, oversize: bool) -> None:
-    """LESSONS C.11: all finish, few tokens are computed again, and one request as large as the pool harms nobody."""
+    """All finish, few tokens are computed again, and one request as large as the pool harms nobody."""
     blocks_each = -(-(60 + output_len - 1) // 16)
     engine = Engine(4 * blocks_each, max_seqs=16, max_tokens=64, max_model_len=4 * blocks_each * 16 + 1)
     rng = random.Random(5)
@@ -276,7 +276,9 @@ def test_abort_behind_a_gate() -> None:
 
 def test_what_can_never_fit_is_refused() -> None:
     engine = Engine(4)
-    with pytest.raises(ValueError, match="cannot hold the 65 tokens of prompt and output that were asked for: it has room for 64"):
+    with pytest.raises(
+        ValueError, match="cannot hold the 65 tokens of prompt and output that were asked for: it has room for 64"
+    ):
         engine.scheduler.add(make("a", [1] * 60, max_tokens=6))
     engine.add(make("b", [1] * 60, max_tokens=5, ignore_eos=True))
     engine.finish()
