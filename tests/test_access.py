@@ -137,7 +137,13 @@ ROUTES = [
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_every_route_but_liveness_needs_a_key(server: Server, method: str, path: str) -> None:
-    for headers in ({}, bearer("wrong"), {"authorization": "Bearer"}, {"authorization": "Basic alice-key"}, {"x-api-key": "wrong"}):
+    for headers in (
+        {},
+        bearer("wrong"),
+        {"authorization": "Bearer"},
+        {"authorization": "Basic alice-key"},
+        {"x-api-key": "wrong"},
+    ):
         refused = httpx.request(method, server.url + path, headers=headers)
         assert refused.status_code == 401, headers
         assert refused.json()["error"]["code"] == "invalid_api_key"
@@ -147,9 +153,9 @@ def test_every_route_but_liveness_needs_a_key(server: Server, method: str, path:
 def test_ways_to_send_a_key(server: Server) -> None:
     for headers in (bearer("alice-key"), {"authorization": "bearer bob-key"}, {"x-api-key": "bob-key"}):
         assert httpx.get(server.url + "/v1/models", headers=headers).status_code == 200
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0) as client:
-        with pytest.raises(openai.AuthenticationError):
-            client.models.list()
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0)
+    with client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
 
 
 def test_salts_keep_tenants_apart(server: Server) -> None:
@@ -256,5 +262,5 @@ def test_tls(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--tls-cert", "--api-key-file"])
 def test_files_that_are_missing_are_told(data: Path, option: str) -> None:
-    with pytest.raises(RuntimeError, match="nowhere.pem.*: No such file"):
+    with pytest.raises(RuntimeError, match=r"nowhere\.pem.*: No such file"):
         Server(data / "arch" / "llama", option, "nowhere.pem")
