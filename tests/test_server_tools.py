@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,9 @@ import openai
 import pytest
 
 from tests.serving import Server
+from tests.thinker import END, START, thinking_server
 
 CHAT = "/v1/chat/completions"
-START, END = 318, 319  # the tokens of <think> and </think>
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if thinking %}<think>{% endif %}{% endif %}{# </think> #}"
-)
 CITY = {"type": "string", "maxLength": 8}
 PARAMETERS = {
     "type": "object",
@@ -36,20 +31,7 @@ HELLO = [{"role": "user", "content": "Hi"}]
 @pytest.fixture(scope="module")
 def server(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A tiny model whose tokenizer has the tags of reasoning."""
-    folder = tmp_path_factory.mktemp("model") / "thinker"
-    shutil.copytree(data / "arch" / "llama", folder)
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    vocab, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
-    for token_id, tag in ((START, "<think>"), (END, "</think>")):
-        old = next(token for token, i in vocab.items() if i == token_id)
-        del vocab[old]
-        merges[:] = [merge for merge in merges if "".join(merge) != old]
-        vocab[tag] = token_id
-        tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": token_id, "content": tag})
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with Server(
-        folder, "--served-model-name", "tiny", "--max-model-len", "1024", "--chat-template", TEMPLATE
-    ) as running:
+    with thinking_server(data, tmp_path_factory.mktemp("model")) as running:
         yield running
 
 

@@ -17,18 +17,18 @@ MAX_STREAMS = 256
 
 
 class ResumableStream:
-    """Runs an answer whether anybody reads it or not. Without a reader it ends after a time of grace.
+    """Runs an answer whether anybody reads it or not. Without a reader it ends after a time of grace, if it has one.
 
     Events [first, first + len(events)) are kept; event i is sent with "id: i".
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], caller: str | None, grace_seconds: float) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], caller: str | None, grace_seconds: float | None) -> None:
         """caller: whose stream it is."""
         self.caller = caller
         self._events: deque[bytes] = deque()
         self._first = 0
-        self._num_bytes = 0
-        self._ended = False
+        self.num_bytes = 0  # of them
+        self.ended = asyncio.Event()  # no more events come
         self._readers = 0
         self._grace_seconds = grace_seconds
         self._more = asyncio.Event()
@@ -50,14 +50,14 @@ class ResumableStream:
                 if start < self._first + len(self._events):
                     yield b"id: %d\n%b" % (start, self._events[start - self._first])
                     start += 1
-                elif self._ended:
+                elif self.ended.is_set():
                     return
                 else:
                     self._more.clear()
                     await self._more.wait()
         finally:
             self._readers -= 1
-            if self._readers == 0:
+            if self._readers == 0 and self._grace_seconds is not None:
                 self._grace = asyncio.get_running_loop().call_later(self._grace_seconds, self._end)
 
     def check(self, start: int) -> None:
@@ -73,15 +73,15 @@ class ResumableStream:
             async with aclosing(events):
                 async for event in events:
                     self._events.append(event)
-                    self._num_bytes += len(event)
-                    while self._num_bytes > MAX_BYTES and len(self._events) > 1:
-                        self._num_bytes -= len(self._events.popleft())
+                    self.num_bytes += len(event)
+                    while self.num_bytes > MAX_BYTES and len(self._events) > 1:
+                        self.num_bytes -= len(self._events.popleft())
                         self._first += 1
                     self._more.set()
         except ApiError as e:  # refused before anything came
             self._events.append(e.event())
         finally:
-            self._ended = True
+            self.ended.set()
             self._more.set()
 
     def _end(self) -> None:

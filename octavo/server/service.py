@@ -22,6 +22,7 @@ from octavo.server.fields import GenerationRequest
 from octavo.server.files import FileStore
 from octavo.server.generation import Generation, Prompt
 from octavo.server.metrics import Metrics
+from octavo.server.responses_store import ResponseStore
 from octavo.server.resume import ResumableStreams
 from octavo.server.tracing import NoTracer, Tracer
 from octavo.text.chat import ChatFormat, ChatPrompt
@@ -53,6 +54,7 @@ class Service:
     sampling_defaults: dict[str, Any] = field(default_factory=dict)  # of the model, where the config asks for them
     open: dict[str, Generation] = field(default_factory=dict)  # by the id of the answer
     streams: ResumableStreams = field(default_factory=ResumableStreams)
+    responses: ResponseStore = field(default_factory=ResponseStore)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(lambda: self.client.stats, self.model, self.config.metric_names)

@@ -1,0 +1,163 @@
+"""OpenAI's Responses API, on the chat path: /v1/responses and the responses that are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from octavo.request import ParameterError
+from octavo.server.calls import Call, call_of
+from octavo.server.chat import converse
+from octavo.server.errors import ApiError, bad_request, json_response
+from octavo.server.files import page
+from octavo.server.parse import Parsed, parse
+from octavo.server.responses_answer import ResponseAnswer, new_body
+from octavo.server.responses_fields import NAMES, ResponsesRequest
+from octavo.server.responses_input import as_messages, read_items
+from octavo.server.responses_store import StoredResponse
+from octavo.server.resume import ResumableStream
+from octavo.server.routes import RESPONSES, ignored_header, prepared
+from octavo.server.service import Service
+from octavo.server.stream import EventStream, WholeAnswer
+
+
+def response(service: Service, body: bytes, call: Call) -> tuple[ResponseAnswer, Parsed[ResponsesRequest]]:
+    """The response, not begun and not stored. Raises ApiError."""
+    parsed = parse(body, ResponsesRequest, service.config.strict)
+    request, ignored = parsed
+    service.check_model(request.model)
+    tenant = call.caller.tenant
+    context: list[dict[str, Any]] = []
+    if request.previous_response_id is not None:
+        previous = service.responses.get(request.previous_response_id, tenant, "previous_response_id")
+        if previous.body["status"] in ("queued", "in_progress"):
+            raise bad_request("previous_response_id names a response that is still being made", "previous_response_id")
+        context = previous.conversation
+    items = read_items(request.input, ignored)
+    messages = as_messages(context, items, request.instructions)
+    id = f"resp_{request.request_id or os.urandom(16).hex()}"
+    if id in service.responses:
+        raise bad_request(f"a response with the request_id {request.request_id!r} is stored", "request_id")
+    if request.background:
+        service.responses.check_room()
+        call = Call(call.id, call.caller, call.path, call.traceparent, call.wants_text)  # it outlives the HTTP request
+    try:
+        generation, conversation = converse(service, request.as_chat(), messages, ignored, call, id)
+    except ParameterError as e:
+        raise bad_request(str(e), e.param) from None
+    except ApiError as e:
+        raise e.renamed(NAMES) from None
+    for i, item in enumerate(items):
+        item.setdefault("id", f"{_PREFIX[item['type']]}_{id.partition('_')[2]}i{i:02x}")
+    stored = StoredResponse(tenant, new_body(id, service.model, request, generation), context, items)
+    on_end = partial(_ended, service, stored, request, call)
+    return ResponseAnswer(generation, conversation, request, stored, on_end), parsed
+
+
+_PREFIX = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+def _ended(service: Service, stored: StoredResponse, request: ResponsesRequest, call: Call) -> None:
+    if request.background:
+        stored.generation = None
+        call.caller.spend(call.num_tokens)
+        service.tracer.end(call)
+    elif request.stored:
+        service.responses.add(stored)
+    if request.stored:
+        service.responses.finish(stored)
+
+
+def responses_router(service: Service) -> APIRouter:
+    router = APIRouter(prefix=RESPONSES)
+    background: set[asyncio.Task[None]] = set()
+
+    @router.post("")
+    async def create(http: Request) -> Response:
+        """The next items of a conversation, in OpenAI's newer form."""
+        answer, parsed = await prepared(service, http, response)
+        answer.generation.begin()
+        headers = ignored_header(parsed.ignored)
+        if parsed.request.background:
+            stream = _in_background(answer, call_of(http).caller.name)
+            task = asyncio.create_task(_while_open(stream))
+            background.add(task)
+            task.add_done_callback(background.discard)
+            if not parsed.request.stream:
+                return json_response(answer.stored.body, 200, headers)
+            return EventStream(stream.read(0), headers, service.config.sse_ping_seconds)
+        if not parsed.request.stream:
+            return WholeAnswer(answer, headers)
+        waits = answer.generation.may_be_refused
+        return EventStream(answer.events(), headers, service.config.sse_ping_seconds, waits=waits)
+
+    def _in_background(answer: ResponseAnswer, caller: str) -> ResumableStream:
+        stored = answer.stored
+        stored.generation = answer.generation
+        stored.stream = ResumableStream(answer.events(), caller, None)
+        service.responses.add(stored)
+        return stored.stream
+
+    async def _while_open(stream: ResumableStream) -> None:
+        """The server does not end in order while the response is made."""
+        with service.metrics.open_request():
+            await stream.ended.wait()
+
+    def _get(http: Request, id: str) -> StoredResponse:
+        return service.responses.get(id, call_of(http).caller.tenant)
+
+    @router.get("/{id}")
+    async def retrieve(http: Request, id: str) -> Response:
+        """A stored response. With `stream=true` the events of one made in the background, those behind `starting_after`."""
+        stored = _get(http, id)
+        query = http.query_params
+        for name in ("include", "include[]"):
+            if name in query:
+                raise bad_request("include is said when a response is made", "include", "unsupported_parameter")
+        if query.get("include_obfuscation", "false") != "false":
+            raise bad_request("include_obfuscation is not supported: events are not padded", "include_obfuscation")
+        streams, after = query.get("stream", "false"), query.get("starting_after")
+        if streams not in ("true", "false"):
+            raise bad_request(f"stream must be true or false, got {streams:.40}", "stream")
+        if after is not None and (streams == "false" or not after.isascii() or not after.isdigit() or len(after) > 9):
+            raise bad_request("starting_after is the number of an event, and goes with stream=true", "starting_after")
+        if streams == "false":
+            return json_response(stored.body)
+        if stored.stream is None:
+            raise bad_request("only responses made in the background can be streamed later", "stream")
+        start = 0 if after is None else int(after) + 1
+        stored.stream.check(start)
+        return EventStream(stored.stream.read(start), {}, service.config.sse_ping_seconds)
+
+    @router.post("/{id}/cancel")
+    async def cancel(http: Request, id: str) -> Response:
+        """End a response that is made in the background. One that has ended stays as it is."""
+        stored = _get(http, id)
+        if stored.stream is None:
+            raise bad_request("only responses made in the background can be cancelled", "response_id")
+        if stored.generation is not None:
+            stored.generation.abort()
+            await stored.stream.ended.wait()
+        return json_response(stored.body)
+
+    @router.get("/{id}/input_items")
+    async def input_items(http: Request, id: str) -> Response:
+        """The items that the request of a stored response brought."""
+        order = http.query_params.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise bad_request(f"order must be asc or desc, got {order:.40}", "order")
+        items = _get(http, id).items
+        return json_response(page(http, items if order == "asc" else items[::-1]))
+
+    @router.delete("/{id}")
+    async def delete(http: Request, id: str) -> Response:
+        """Forget a stored response. One that is being made is ended."""
+        service.responses.delete(id, call_of(http).caller.tenant)
+        return json_response({"id": id, "object": "response", "deleted": True})
+
+    return router
