@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from octavo.pooling import Pool
+
 
 class FinishReason(enum.StrEnum):
     """Why a choice ended. STOP: end token, stop id or stop string. LENGTH: max_tokens or the context limit."""
@@ -142,8 +144,8 @@ class Request:
 
     __slots__ = (
         "arrival", "choice", "constraint", "eos_ids", "finish_reason", "from_disk", "gates", "id", "num_cached",
-        "num_computed", "num_preemptions", "output_ids", "params", "prompt_ids", "prompt_logprobs", "seed", "stop_ids", "tables",
-        "terms",
+        "num_computed", "num_preemptions", "output_ids", "params", "pool", "prompt_ids", "prompt_logprobs", "seed", "stop_ids",
+        "tables", "terms",
     )  # fmt: skip
 
     def __init__(
@@ -163,8 +165,9 @@ class Request:
         self.arrival = arrival  # seconds, monotonic clock of the engine
         self.gates: list[Gate] = []  # it does not run before all are open
         self.constraint: Constraint | None = None
+        self.pool: Pool | None = None  # its states are wanted, not tokens: max_tokens is 0
         self.num_cached = 0
-        self.from_disk = (0, 0)  # tokens [start, stop) that were brought from disk into the cache for this request
+        self.from_disk: tuple[int, int] | None = None  # tokens [start, stop) that a load brought; None: none was tried
         self.num_computed = 0
         self.num_preemptions = 0
         self.prompt_logprobs: list[TokenLogprobs] = []

@@ -13,7 +13,8 @@ PACKAGE = Path(__file__).parents[1] / "octavo"
 ALLOWED: dict[str, set[str]] = {
     "config": set(),
     "params": set(),
-    "request": {"params"},
+    "pooling": set(),
+    "request": {"params", "pooling"},
     "explain": set(),
     "graph": set(),
     "models": {"graph", "weights.spec"},
@@ -25,10 +26,10 @@ ALLOWED: dict[str, set[str]] = {
     "grammar": {"request", "text"},
     "text": {"request", "weights", "engine.messages"},
     "engine": {
-        "config", "request", "explain", "graph", "models", "weights", "sampling", "backends", "cache", "sched", "grammar",
+        "config", "request", "pooling", "explain", "graph", "models", "weights", "sampling", "backends", "cache", "sched", "grammar",
     },
-    "llm": {"config", "request", "explain", "engine", "text", "weights"},
-    "server": {"__version__", "config", "request", "explain", "engine", "text", "weights"},
+    "llm": {"config", "request", "pooling", "explain", "engine", "text", "weights"},
+    "server": {"__version__", "config", "request", "pooling", "explain", "engine", "text", "weights"},
     "bench": {"config", "request", "engine", "text", "weights"},
     "cli": {"*"},
     "__init__": {"llm", "request"},

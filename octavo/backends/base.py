@@ -133,6 +133,10 @@ class Program(Protocol):
         """[R, vocab] of the last run; valid until the next."""
         ...
 
+    def hidden(self) -> F32:
+        """[R, hidden size] of the last run: the states after the final norm, which the logits are made of."""
+        ...
+
     def trace(self, batch: StepBatch) -> list[TraceSpan]:
         """Run once with timers."""
         ...

@@ -173,6 +173,9 @@ class CpuProgram:
     def logits(self) -> F32:
         return self._program.logits()
 
+    def hidden(self) -> F32:
+        return self.read(self.graph.output("hidden"))
+
     def trace(self, batch: StepBatch) -> list[TraceSpan]:
         spans = []
         for index, seconds, wait in self._run(batch, timed=True)[1]:

@@ -245,7 +245,10 @@ class ReferenceProgram:
         return done
 
     def logits(self) -> F32:
-        return next(array for v, array in self._values.items() if v.kind is Kind.OUTPUT)
+        return self.read(self._graph.output("logits"))
+
+    def hidden(self) -> F32:
+        return self.read(self._graph.output("hidden"))
 
     def read(self, value: Value) -> NDArray[Any]:
         """What the last run computed for a root value, decoded; of temps only without `reuse`."""
@@ -312,6 +315,11 @@ class ReferenceBackend:
 
 def forward_logits(graph: Graph, weights: Weights, token_ids: Sequence[int] | NDArray[np.integer[Any]]) -> F32:
     """Logits [n, vocab] at every position of one sequence, recomputed from nothing: the oracle of a request."""
+    return forward(graph, weights, token_ids, "logits")
+
+
+def forward(graph: Graph, weights: Weights, token_ids: Sequence[int] | NDArray[np.integer[Any]], output: str) -> F32:
+    """An output of the graph at every position of one sequence, [n, cols]."""
     n = len(token_ids)
     rows = np.arange(n, dtype=np.int32)
     batch = StepBatch(
@@ -327,4 +335,4 @@ def forward_logits(graph: Graph, weights: Weights, token_ids: Sequence[int] | ND
     step = Interpreter(graph, weights, WholeSequence(), batch)
     for _ in step.run_all([node for node in graph.nodes if not isinstance(node.attrs, ops.Sample)]):
         pass
-    return next(array for v, array in step.values.items() if v.kind is Kind.OUTPUT)
+    return step.values[graph.output(output)]

@@ -25,7 +25,7 @@ class EndReason(enum.StrEnum):
     SALT = "salt"  # nothing under the request's own salt begins like this
     EVICTED = "evicted"  # what comes here, or what a window needs before it, was known and has been evicted
     COMPUTING = "not_yet_computed"  # a running request is about to compute what comes here
-    SCORES = "scores"  # prompt logprobs are wanted that were not kept
+    SCORES = "scores"  # prompt logprobs are wanted that were not kept, or states, which never are
     NO_ROOM = "no_room"  # the rest could not be copied: no block was free for it
     DISABLED = "disabled"  # reuse is switched off
 
@@ -135,7 +135,9 @@ class Matcher:
         )
 
     def _num_scored(self, request: Request) -> int:
-        """Leading tokens that need no computing for their own scores; all where no scores are wanted."""
+        """Leading tokens that need no computing for their own scores or states; all where none are wanted."""
+        if request.pool is not None and request.pool.wanted:
+            return min(request.num_tokens, request.pool.wanted.start + 1)  # states are never kept
         num_top, num_prompt = request.params.prompt_logprobs, len(request.prompt_ids)
         num_scored = len(request.prompt_logprobs) + 1
         if num_top is None or num_scored >= num_prompt:
@@ -170,7 +172,7 @@ class Matcher:
             if start + common <= num_known:
                 break
             leader = coming.leader(key)
-            if not scored or (leader is not None and num_top <= _num_kept(leader)):
+            if not scored or (leader is not None and request.pool is None and num_top <= _num_kept(leader)):
                 return key
         return None
 

@@ -16,6 +16,7 @@ from octavo.config import EngineConfig
 from octavo.engine.load import Report, load
 from octavo.engine.messages import Abort, Add, Progress, Stats, StepOutput
 from octavo.explain import Explanation
+from octavo.pooling import Pool
 from octavo.request import FinishReason, ParameterError, Request
 from octavo.sched.beam import BeamSearch
 from octavo.sched.constraint import Constraint
@@ -83,6 +84,8 @@ class Engine:
                 add.id, choice, add.prompt_ids, params, add.seed, self.bounds.eos_ids, add.terms, arrival=now
             )
             search = BeamSearch(request, self.bounds.max_model_len) if params.use_beam_search else None
+            if add.pooling is not None:
+                request.pool = Pool(add.pooling, len(add.prompt_ids))
             self._constrain(request)
             try:
                 self._scheduler.add(search.first if search else request, search)
@@ -176,7 +179,7 @@ class Engine:
         if self._tier is not None:
             for request in step.prompts_done():
                 self._tier.offer(request, request.num_cached)
-        updates = self._scheduler.commit(step, result)
+        updates = self._scheduler.commit(step, result, self._program.hidden() if step.pools else None)
         self._steps += 1
         seconds = time.perf_counter() - started
         if self._tier is not None:
@@ -239,4 +242,5 @@ def _progress(update: Update) -> Progress:
         min(request.num_computed, len(request.prompt_ids)),
         live.num_disk if first and live else 0,
         sum(live.waits.values()) if first and live else 0.0,
+        request.pool.vector().tobytes() if request.pool and request.finish_reason is FinishReason.LENGTH else b"",
     )

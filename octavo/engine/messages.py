@@ -10,7 +10,8 @@ import msgspec
 
 from octavo.config import EngineConfig
 from octavo.explain import Explanation
-from octavo.request import FinishReason, SamplingParams, Terms, TokenLogprobs
+from octavo.pooling import Pooling
+from octavo.request import PLAIN, FinishReason, SamplingParams, Terms, TokenLogprobs
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +33,15 @@ class Add(msgspec.Struct, tag="add", frozen=True):
     params: SamplingParams
     seed: int
     terms: Terms = Terms()
+    pooling: Pooling | None = None  # the pooled states of the prompt are wanted; params.max_tokens is 0
+
+
+def pooled(id: str, prompt_ids: list[int], pooling: Pooling, terms: Terms = PLAIN) -> Add:
+    """A request for the pooled states of a prompt."""
+    return Add(id, prompt_ids, _NOTHING, 0, terms, pooling)
+
+
+_NOTHING = SamplingParams(max_tokens=0, temperature=0.0)
 
 
 class Abort(msgspec.Struct, tag="abort", frozen=True):
@@ -78,6 +88,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     num_computed: int = 0  # prompt tokens in the cache by now, cached ones included
     num_disk: int = 0  # of num_cached, those from disk; this and the next are sent with the first token
     queue_seconds: float = 0.0  # until it was admitted, and while it was preempted
+    pooled: bytes = b""  # with the end of a pooled prompt: float64 [hidden size], not normalised
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):

@@ -78,6 +78,11 @@ class Builder:
     def rms_norm(self, x: Value, weight: str, eps: float) -> Value:
         return self._out(ops.RmsNorm(eps), (x, self.vector({weight: x.cols})), x.rows, x.cols, "norm")
 
+    def final_norm(self, x: Value, weight: str, eps: float) -> Value:
+        """The states that logits are made of: an output, for who pools them."""
+        ins = (x, self.vector({weight: x.cols}))
+        return self._out(ops.RmsNorm(eps), ins, x.rows, x.cols, "hidden", Kind.OUTPUT)
+
     def linear(self, x: Value, modules: Mapping[str, int], bias: bool = False, name: str = "linear") -> Value:
         """x through the stacked modules {name: output features}; their tensors are name.weight, name.bias."""
         weight = self.matrix({f"{m}.weight": n for m, n in modules.items()}, x.cols)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from octavo.graph import ops
-from octavo.graph.ir import DType, Graph, Node, Value
+from octavo.graph.ir import DType, Graph, Kind, Node, Value
 
 
 class _Match(NamedTuple):
@@ -52,7 +52,9 @@ class _Uses:
                 self.writer[id(v)] = node
 
     def sole(self, value: Value, op: type[ops.Attrs]) -> Node | None:
-        """The only node that reads `value`, when it is of kind `op`."""
+        """The only reader of `value`, when it is a node of kind `op`. Outputs are read by the caller, too."""
+        if value.kind is Kind.OUTPUT:
+            return None
         nodes = {id(n): n for n, _ in self.readers.get(id(value), [])}
         if len(nodes) != 1:
             return None

@@ -139,5 +139,9 @@ class Graph:
                     seen.add(id(v.root))
                     yield v.root
 
+    def output(self, name: str) -> Value:
+        """The output of this name: "logits", or "hidden", the states after the final norm."""
+        return next(v for v in self.values() if v.kind is Kind.OUTPUT and v.name == name)
+
     def weights(self) -> list[Value]:
         return [v for v in self.values() if v.kind is Kind.WEIGHT]

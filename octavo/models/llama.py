@@ -20,7 +20,7 @@ def build(b: Builder, config: dict[str, Any], checkpoint: Checkpoint, kv_dtype: 
     for b.layer in range(c.layers):
         x = layer(b, c, f"model.layers.{b.layer}.", group, x)
     b.layer = -1
-    x = b.rms_norm(b.gather_rows(x), "model.norm.weight", c.eps)
+    x = b.final_norm(b.gather_rows(x), "model.norm.weight", c.eps)
     head = embedding if c.tied else b.matrix({"lm_head.weight": c.vocab}, c.hidden)
     b.sample(b.logits(x, head))
 

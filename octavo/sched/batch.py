@@ -85,7 +85,8 @@ class BatchBuilder:
         return seq_starts[1:][draws] - 1, self._sampling(slots[draws], stops[draws], drawing)
 
     def _rows_with_scores(self, works: list[Work], seq_starts: I32) -> tuple[I32, SamplingArrays]:
-        """Rows of which some score the prompt token that follows, instead of drawing one."""
+        """Rows of which some score the prompt token that follows, instead of drawing one, or only have their states read:
+        these score any token."""
         logit_rows: list[int] = []
         slots: list[int] = []
         targets: list[int] = []
@@ -96,9 +97,9 @@ class BatchBuilder:
             request, params = work.request, work.request.params
             for position in range(work.first_scored, work.first_scored + work.num_scored):
                 logit_rows.append(first + position - work.start)
-                targets.append(request.prompt_ids[position + 1])
+                targets.append(request.prompt_ids[0 if request.pool else position + 1])
                 positions.append(position + 1)
-                num_top.append(params.prompt_logprobs or 0)
+                num_top.append(-1 if request.pool else params.prompt_logprobs or 0)
                 drawing.append(None)
             if work.draws:
                 logit_rows.append(first + work.num_tokens - 1)

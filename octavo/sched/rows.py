@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.backends.base import StepResult
+from octavo.backends.base import F32, StepResult
 from octavo.request import TokenLogprobs
 from octavo.sched.step import Work
 
@@ -10,8 +10,10 @@ from octavo.sched.step import Work
 class Rows:
     """Every piece of work takes its rows once, by `take` or `skip`."""
 
-    def __init__(self, result: StepResult) -> None:
+    def __init__(self, result: StepResult, hidden: F32 | None = None) -> None:
+        """hidden: the states of the rows, [R, hidden size], where the step pools."""
         self._result = result
+        self._hidden = hidden
         self._token_ids: list[int] = result.token_ids.tolist()
         self._invalid: list[bool] | None = result.invalid.tolist() if result.invalid.any() else None
         self._row = 0
@@ -29,12 +31,17 @@ class Rows:
         self._row += work.num_rows
 
     def take(self, work: Work) -> tuple[list[int], list[TokenLogprobs]]:
-        """The drawn token and its scores, where there are; scores of prompt tokens are added to the request."""
+        """The drawn token and its scores, where there are; scores of prompt tokens are added to the request, states to
+        its pool."""
         request = work.request
         params = request.params
-        for row in range(self._row, self._row + work.num_scored):
-            request.prompt_logprobs.append(self._scores(row, params.prompt_logprobs or 0))
         last = self._row + work.num_scored
+        if request.pool is None:
+            for row in range(self._row, last):
+                request.prompt_logprobs.append(self._scores(row, params.prompt_logprobs or 0))
+        elif work.num_scored:
+            assert self._hidden is not None
+            request.pool.take(self._hidden[self._row : last])
         self.skip(work)
         if not work.draws:
             return [], []

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from octavo.backends.base import Limits, StepResult
+from octavo.backends.base import F32, Limits, StepResult
 from octavo.cache.blocks import BLOCK_SIZE
 from octavo.cache.kv import KvCache
 from octavo.cache.match import Match
@@ -81,6 +81,8 @@ class Scheduler:
         search: the request is its first beam; the id must not be live.
         """
         assert request.choice not in self._live.get(request.id, ())
+        if request.id not in self._live:
+            self._recent.forget(request.id)
         num_tokens = self._max_computed(request)
         if not self._cache.fits(num_tokens):
             raise ValueError(
@@ -161,12 +163,14 @@ class Scheduler:
         self._in_step = True
         return Step(list(draft.work.values()), self._cache.copies())
 
-    def commit(self, step: Step, result: StepResult) -> list[Update]:
-        """Apply what a step computed: tokens, scores, published blocks, stop rules. Returns what clients should hear."""
+    def commit(self, step: Step, result: StepResult, hidden: F32 | None = None) -> list[Update]:
+        """Apply what a step computed: tokens, scores, published blocks, stop rules. Returns what clients should hear.
+
+        hidden: `Program.hidden`, where the step pools."""
         self._in_step = False
         self._cache.end_step()
         now = self._clock()
-        rows = Rows(result)
+        rows = Rows(result, hidden)
         updates = []
         searches: dict[str, str | None] = {}  # ids of those to look at -> why it failed
         for work in step.work:
@@ -394,7 +398,7 @@ class Scheduler:
         if request.num_preemptions == 0:
             live.match = match
             live.num_cached = live.high_water = request.num_cached
-            start, stop = request.from_disk
+            start, stop = request.from_disk or (0, 0)
             live.num_disk = max(0, min(stop, request.num_cached) - start)
             self._counters["cached_tokens"] += request.num_cached
             self._shares.charge(request.terms.tenant, len(request.prompt_ids) - request.num_cached, 0)

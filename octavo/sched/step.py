@@ -13,7 +13,8 @@ class Work(NamedTuple):
     """Tokens [start, start + num_tokens) of one request.
 
     Its logit rows, in order: one for each position of [first_scored, first_scored + num_scored), which scores the
-    prompt token after it, then, where `draws`, one for the last token, which draws the next.
+    prompt token after it, then, where `draws`, one for the last token, which draws the next. Where the request has a
+    pool, the states of these positions are pooled instead of scoring anything.
     """
 
     request: Request
@@ -42,6 +43,11 @@ class Step(NamedTuple):
     @property
     def num_tokens(self) -> int:
         return sum(work.num_tokens for work in self.work)
+
+    @property
+    def pools(self) -> bool:
+        """States are wanted of it."""
+        return any(work.num_scored and work.request.pool is not None for work in self.work)
 
     def prompts_done(self) -> list[Request]:
         """The requests whose prompts this step ends."""
@@ -74,7 +80,10 @@ class Draft:
         start, known = request.num_computed, request.num_tokens
         stop = min(known, start + min(max_tokens, self.num_tokens))
         first_scored, end_scored = stop, 0
-        if request.params.prompt_logprobs is not None:
+        if request.pool is not None:
+            wanted = request.pool.wanted
+            first_scored, end_scored = max(start, wanted.start), wanted.stop
+        elif request.params.prompt_logprobs is not None:
             first_scored = max(start, len(request.prompt_logprobs))
             end_scored = len(request.prompt_ids) - 1  # no prompt token follows the last one
         while stop > start:

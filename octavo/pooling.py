@@ -1,0 +1,57 @@
+"""Pooling: one vector of a text, of the states after the final norm of its tokens."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pooling = Literal["last", "mean", "cls"]
+"""Of which tokens: the last, all with equal weights, or the first."""
+
+F64 = NDArray[np.float64]
+
+
+class Pool:
+    """The states of a request's tokens as they are computed, in the order of the tokens.
+
+    The sum is in float64, token by token: its bits do not depend on which steps the tokens came in.
+    """
+
+    def __init__(self, pooling: Pooling, num_tokens: int) -> None:
+        self._wanted = {
+            "last": range(num_tokens - 1, num_tokens), "mean": range(num_tokens), "cls": range(1)
+        }[pooling]  # fmt: skip
+        self._num_taken = 0
+        self._sum: F64 | None = None
+
+    @property
+    def wanted(self) -> range:
+        """Tokens whose states are still to come."""
+        return self._wanted[self._num_taken :]
+
+    def take(self, states: NDArray[Any]) -> None:
+        """Of the next tokens that were wanted, [n, hidden size]."""
+        for state in states.astype(np.float64):
+            self._sum = state if self._sum is None else self._sum + state
+        self._num_taken += len(states)
+
+    def vector(self) -> F64:
+        """[hidden size], not normalised. Once nothing more is wanted."""
+        assert self._sum is not None and not self.wanted
+        return self._sum / len(self._wanted)
+
+
+def embedding(vector: F64, dimensions: int | None = None, normalize: bool = True) -> NDArray[np.float32]:
+    """The first `dimensions` numbers, all by default, with a Euclidean norm of 1; a vector of zeros stays."""
+    vector = vector[:dimensions]
+    norm = float(np.sqrt(np.sum(vector * vector)))
+    return (vector / norm if normalize and norm > 0 else vector).astype(np.float32)
+
+
+def similarity(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """The cosine of two vectors; 0 where one is all zeros."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    norms = float(np.sqrt(np.sum(a * a) * np.sum(b * b)))
+    return float(np.sum(a * b)) / norms if norms > 0 else 0.0
