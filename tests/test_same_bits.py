@@ -14,20 +14,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from octavo.backends.base import KV_SPLIT, SMALL_T, StepBatch
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
-from octavo.engine.messages import Abort, Add, Progress
+from octavo.engine.messages import Abort, Add, Progress, pooled
+from octavo.pooling import Pooling
 from octavo.request import FinishReason, Request, SamplingParams, TokenLogprobs
 from tests.random_model import WINDOWS, random_model, save
 
 MAX_MODEL_LEN = 1400
 """Past two KV splits of 512 tokens; more than the tiny models were made for, which no bit depends on."""
 
-Answer = tuple[list[int], list[TokenLogprobs], list[TokenLogprobs], FinishReason | None, float | None]
-"""Of one choice: tokens, scores, prompt scores, why it ended, the logprob of what a beam search found."""
+Answer = tuple[list[int], list[TokenLogprobs], list[TokenLogprobs], FinishReason | None, float | None, bytes]
+"""Of one choice: tokens, scores, prompt scores, why it ended, the logprob of what a beam search found, pooled states."""
 
 
 @dataclass
@@ -48,6 +50,7 @@ class Seen:
     preempted_beams: int = 0  # by chance; test_beam_engine.py sees to it
     kept_scores: int = 0  # prompts of which scores came with cached blocks
     disk_blocks: int = 0  # loaded from disk
+    pooled_hits: int = 0  # prompts whose last states were pooled, and the rest came from the cache
     left_windows: int = 0  # sequences whose first blocks were given back
     threads: set[int] = field(default_factory=set)
 
@@ -72,6 +75,9 @@ class Watched:
     def run(self, batch: StepBatch) -> Any:
         self._seen.look(batch)
         return self._program.run(batch)
+
+    def hidden(self) -> Any:
+        return self._program.hidden()
 
 
 def config(path: Path, **options: Any) -> EngineConfig:
@@ -132,7 +138,8 @@ def request_pool(vocab_size: int, count: int) -> list[Add]:
             logit_bias={rng.randrange(vocab_size): 2.5} if rng.random() < 0.2 else None,
         )
         pool.append(Add(f"r{i}", ids[: MAX_MODEL_LEN - 140], params, seed=rng.getrandbits(63)))
-    return pool
+    poolings: tuple[Pooling, ...] = ("last", "mean", "cls", "mean", "last")
+    return pool + [pooled(f"p{i}", pool[2 * i].prompt_ids, pooling) for i, pooling in enumerate(poolings)]
 
 
 def beam_search(rng: random.Random) -> SamplingParams:
@@ -160,11 +167,12 @@ class Answers:
 
     def take(self, progress: list[Progress]) -> None:
         for p in progress:
-            tokens, scores, prompt_scores, ended, _ = self.choices.get((p.id, p.choice), ([], [], [], None, None))
+            tokens, scores, prompt_scores, ended, *_ = self.choices.get((p.id, p.choice), ([], [], [], None, None, b""))
             assert ended is None and p.index == len(tokens) and p.error is None
             assert len(p.logprobs) in (0, len(p.token_ids))
             scores, prompt_scores = scores + p.logprobs, prompt_scores + p.prompt_logprobs
-            self.choices[p.id, p.choice] = tokens + p.token_ids, scores, prompt_scores, p.finish_reason, p.logprob
+            found = (tokens + p.token_ids, scores, prompt_scores, p.finish_reason, p.logprob, p.pooled)
+            self.choices[p.id, p.choice] = found
             self.num_cached[p.id, p.choice] = p.num_cached
 
 
@@ -216,7 +224,7 @@ def schedule(
     crowded = case % 2 == 0
     options = random_engine(path, rng, block_bytes, case, disk, kv_dtype)
     adds = rng.sample(pool, len(pool) if crowded else rng.randint(len(pool) // 2, len(pool)))
-    adds += [Add(f"{a.id}-again", a.prompt_ids, a.params, a.seed) for a in rng.sample(adds, len(adds) // 3)]
+    adds += [msgspec.structs.replace(a, id=f"{a.id}-again") for a in rng.sample(adds, len(adds) // 3)]
     engine = Engine(options)
     engine._program = Watched(engine._program, seen)  # type: ignore[assignment]
     if (tier := engine.loaded.tier) is not None:
@@ -255,6 +263,7 @@ def schedule(
             cached = answers.num_cached.get((add.id, choice), 0)
             seen.partial_hits += cached % 16 != 0
             seen.whole_hits += cached >= 16
+            seen.pooled_hits += cached > 0 and add.pooling == "last"
             seen.kept_scores += cached > 0 and choice == 0 and add.params.prompt_logprobs is not None
             if add.id not in aborted:
                 yield add, choice, answers.choices[add.id, choice]
@@ -298,6 +307,7 @@ def assert_reached(seen: Seen) -> None:
     assert seen.disk_blocks > 0
     assert seen.forks > 0
     assert seen.kept_scores > 0
+    assert seen.pooled_hits > 0
 
 
 MODELS = ["gguf/tiny-llama-q4_1.gguf", "gguf/tiny-llama-q8_0.gguf", "gguf/tiny-llama-f16_bf16.gguf", "arch/llama"]
