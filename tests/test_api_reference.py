@@ -41,7 +41,7 @@ SAMPLES: dict[str, Any] = {
     "retention": {"seconds": 300, "priority": 1, "num_tokens": 100}, "prompt_cache_retention": "24h",
     "response_format": {"type": "json_object"}, "return_sampling_params": True, "return_token_ids": True,
     "return_tokens_as_token_ids": True, "safety_identifier": "s", "samplers": ["top_k", "temperature"], "seed": 5,
-    "skip_special_tokens": False, "stop": ["x"], "stop_token_ids": [5], "stream": True,
+    "skip_special_tokens": False, "suffix": "x", "stop": ["x"], "stop_token_ids": [5], "stream": True,
     "structured_outputs": {"choice": ["a", "b"]}, "temperature": 0.5, "timeout": 60.0, "ttft_timeout": 60.0, "thinking_token_budget": 5, "top_k": 5,
     "top_n_sigma": 1.0, "top_p": 0.5, "truncate_prompt_tokens": 3, "typical_p": 0.5, "use_beam_search": True, "user": "me",
     "xtc_probability": 0.5, "xtc_threshold": 0.2, "tools": [TOOL], "model": "tiny",
@@ -62,8 +62,8 @@ TOGETHER: dict[str, dict[str, Any]] = {  # what goes with fields that ask for an
     },
 }
 REQUIRED = ("prompt", "messages")
-OF_OTHER_MODELS = ("thinking_token_budget",)
-"""This one does not think."""
+OF_OTHER_MODELS = ("thinking_token_budget", "suffix")
+"""This one does not think, and has no tokens for infilling."""
 WRONG: tuple[Any, ...] = ([[[1.5]]], 1e308, -(2**70), {"\u0000": []})
 OBJECTS = ("chat_template_kwargs", "guided_json", "json_schema")
 """Take any JSON object."""

@@ -21,6 +21,7 @@ from octavo.server.debug import add_debug_routes
 from octavo.server.errors import ApiError, json_response
 from octavo.server.files import files_router
 from octavo.server.openapi import add_openapi_route
+from octavo.server.responses import responses_router
 from octavo.server.routes import ANSWERS, CHAT, COMPLETIONS, GENERATION_PATHS, answer_whole, generate
 from octavo.server.service import Service
 from octavo.server.streams import add_stream_routes
@@ -72,6 +73,7 @@ def routes(service: Service) -> FastAPI:
     add_debug_routes(app, service)
     app.include_router(files_router(lambda: service.files))
     app.include_router(batches_router(lambda: _batches(service)))
+    app.include_router(responses_router(service))
 
     @app.get("/version")
     async def version() -> Response:

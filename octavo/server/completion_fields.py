@@ -13,7 +13,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     REFUSED: ClassVar[dict[str, Refused]] = REFUSED | {
         "prompt_embeds": Refused("prompts are text or token ids"),
-        "suffix": Refused("the model has no tokens for infilling", ("",)),
     }
 
     prompt: Annotated[
@@ -22,6 +21,9 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     echo: Annotated[bool | None, about("The text begins with the prompt; its tokens are scored as the output's.")] = (
         None
     )
+    suffix: Annotated[
+        str | None, about("The output goes between prompt and suffix: for models with tokens for infilling.")
+    ] = None
     logprobs: Annotated[int | None, about("Score the output's tokens, with so many alternatives, at most 32.")] = None
 
     def output_limit(self, name: str = "max_tokens", default: int | None = 16) -> int | None:

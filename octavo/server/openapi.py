@@ -17,12 +17,18 @@ from octavo.server.chat_fields import ChatRequest
 from octavo.server.completion_fields import CompletionRequest
 from octavo.server.errors import json_response
 from octavo.server.fields import Refused
-from octavo.server.routes import CHAT, COMPLETIONS
+from octavo.server.responses_fields import ResponsesRequest
+from octavo.server.routes import CHAT, COMPLETIONS, RESPONSES
 from octavo.server.streams import ABORT, AbortRequest
 
 OPENAPI = "/openapi.json"
 
-BODIES: dict[str, type[msgspec.Struct]] = {COMPLETIONS: CompletionRequest, CHAT: ChatRequest, ABORT: AbortRequest}
+BODIES: dict[str, type[msgspec.Struct]] = {
+    COMPLETIONS: CompletionRequest,
+    CHAT: ChatRequest,
+    RESPONSES: ResponsesRequest,
+    ABORT: AbortRequest,
+}
 """Schemas of the bodies that routes take."""
 
 _ERROR = {

@@ -25,11 +25,12 @@ AnswerOf = Callable[[Service, bytes, Call], tuple[Answer, Parsed[Any]]]
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 
 ANSWERS: dict[str, AnswerOf] = {COMPLETIONS: completion, CHAT: chat}
 """What a batch can run, too."""
 
-OTHER_PATHS = frozenset({"/v1/responses"})
+OTHER_PATHS = frozenset({RESPONSES})
 """Of the protocols that are adapted onto chat."""
 
 GENERATION_PATHS = ANSWERS.keys() | OTHER_PATHS

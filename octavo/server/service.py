@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from octavo.config import ServerConfig
 from octavo.engine.client import EngineClient
 from octavo.request import ParameterError, SamplingParams, Terms
@@ -26,6 +28,7 @@ from octavo.server.responses_store import ResponseStore
 from octavo.server.resume import ResumableStreams
 from octavo.server.tracing import NoTracer, Tracer
 from octavo.text.chat import ChatFormat, ChatPrompt
+from octavo.text.infill import Infill, find_infill
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.words import resolve
 from octavo.weights.generation_config import recommended_sampling
@@ -47,6 +50,7 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
     tokenizer: Tokenizer | None = None
     chat: ChatFormat | None = None  # comes with the tokenizer
+    infill: Infill | None = None  # where the model has tokens for that; comes with the tokenizer
     draining: bool = False
     keys: Keys = field(default_factory=lambda: Keys([]))
     tracer: Tracer = field(default_factory=NoTracer)
@@ -71,6 +75,7 @@ class Service:
         self.chat = ChatFormat(
             tokenizer, template, tool_format=config.tool_format, reasoning_format=config.reasoning_format
         )
+        self.infill = find_infill(tokenizer)
         self.tokenizer = tokenizer
 
     @cached_property
@@ -121,6 +126,12 @@ class Service:
 
     def encode(self, text: str, param: str, encode: Callable[[str], list[int]], request: GenerationRequest) -> Prompt:
         """Token ids by `encode` of a text that may fit the context. Raises ApiError naming the field `param`."""
+        prompt = self._truncated(Prompt(self.tokens(text, param, encode), text), request)
+        self.check_length(prompt.token_ids, param)  # before more texts are read
+        return prompt
+
+    def tokens(self, text: str, param: str, encode: Callable[[str], list[int]]) -> list[int]:
+        """Token ids by `encode` of a text, unless it is longer than any that fits. Raises ApiError naming `param`."""
         bounds = self.client.bounds
         assert bounds is not None
         most = max(MIN_TEXT, CHARACTERS_PER_TOKEN * bounds.max_model_len)
@@ -131,17 +142,19 @@ class Service:
                 param, "context_length_exceeded",
             )  # fmt: skip
         try:
-            ids = encode(text)
+            return encode(text)
         except ValueError as e:  # text that is no Unicode
             raise bad_request(str(e), param) from None
-        prompt = self._truncated(Prompt(ids, text), request)
-        ids = prompt.token_ids
-        if len(ids) > bounds.max_model_len:  # before more texts are read
+
+    def check_length(self, token_ids: list[int], param: str) -> None:
+        """Raises ApiError naming `param` where the tokens do not fit the context."""
+        bounds = self.client.bounds
+        assert bounds is not None
+        if len(token_ids) > bounds.max_model_len:
             raise bad_request(
-                f"the prompt has {len(ids)} tokens; prompt and output together may have {bounds.max_model_len}",
+                f"the prompt has {len(token_ids)} tokens; prompt and output together may have {bounds.max_model_len}",
                 param, "context_length_exceeded",
             )  # fmt: skip
-        return prompt
 
     def _truncated(self, prompt: Prompt, request: GenerationRequest) -> Prompt:
         """The last tokens, as many as the request says. Where it asks for what fits, that is with its output."""
@@ -160,16 +173,24 @@ class Service:
 
     def _terms(self, request: GenerationRequest, call: Call) -> Terms:
         """The tenant is the API key's; without keys, who calls itself `user`. A salt of the request is within the key's."""
-        caller, config = call.caller, self.config
+        config = self.config
         own = _own_limits(request, config)
-        return Terms(
-            priority=-(request.priority or 0),
-            tenant=caller.tenant or request.user or "",
+        return msgspec.structs.replace(
+            self.terms_of(call, request.priority, request.user, request.cache_salt),
             total_seconds=request.timeout if "total_seconds" in own else config.timeout_seconds,
             ttft_seconds=request.ttft_timeout if "ttft_seconds" in own else config.ttft_timeout_seconds,
             retention=request.wanted_retention(),
             reports_prefill=bool(request.return_progress),
-            cache_salt=f"{caller.salt}\0{request.cache_salt}" if request.cache_salt else caller.salt,
+        )
+
+    def terms_of(self, call: Call, priority: int | None, user: str | None, cache_salt: str | None) -> Terms:
+        """Of a request with these fields, within the server's limit of time."""
+        caller = call.caller
+        return Terms(
+            priority=-(priority or 0),
+            tenant=caller.tenant or user or "",
+            total_seconds=self.config.timeout_seconds,
+            cache_salt=f"{caller.salt}\0{cache_salt}" if cache_salt else caller.salt,
         )
 
     def _params(self, request: GenerationRequest, chat: ChatPrompt | None = None) -> SamplingParams:
