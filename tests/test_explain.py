@@ -94,6 +94,14 @@ def test_a_follower_tells_of_its_leader(data: Path) -> None:
     assert follower.wait_seconds["leader"] > 0
 
 
+def test_an_id_that_is_used_again_tells_of_its_last_life(engine: Engine) -> None:
+    assert run(engine, "mine", PROMPT, n=3).cached_tokens == 0
+    assert run(engine, "mine", PROMPT).cached_tokens == 69
+    assert len(engine.explain("mine")) == 1
+    add(engine, "mine", PROMPT[:40])
+    assert [(e.state, e.prompt_tokens) for e in engine.explain("mine")] == [("waiting", 40)]
+
+
 def test_what_a_request_waited_for_and_lost(data: Path) -> None:
     block_bytes = small(data).loaded.kv.block_bytes
     engine = small(data, max_num_seqs=2, kv_cache_memory=10 * block_bytes)

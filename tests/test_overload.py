@@ -13,8 +13,9 @@ import pytest
 
 from octavo.engine.messages import Add, Stats
 from octavo.engine.overload import Backlog, Overloaded, QueueBounds
-from octavo.request import FinishReason, Request, SamplingParams
-from octavo.sched.live import Update
+from octavo.request import FinishReason, Request, SamplingParams, Terms
+from octavo.sched.deadlines import LEAST_LOOKS, Deadlines
+from octavo.sched.live import Live, Update
 from tests.serving import Server
 from tests.simulated import Machine, whole
 
@@ -114,6 +115,20 @@ def test_limits_of_those_who_ended_are_forgotten() -> None:
     again = machine.add("r", 10, 2)
     machine.finish()
     assert whole(again) and machine.scheduler.next_deadline() is None
+
+
+def test_limits_far_away_keep_nothing_of_who_ended() -> None:
+    over: set[Live] = set()
+    deadlines = Deadlines(lambda live: 0.0, over.__contains__)
+    patient = Terms(total_seconds=604_800.0, ttft_seconds=604_800.0)
+    for number in range(10 * LEAST_LOOKS):
+        live = Live(Request(str(number), 0, [1], SamplingParams(), 0, terms=patient), number, 1)
+        deadlines.add(live)
+        assert list(deadlines.missed(0.0)) == []
+        if number % 10:
+            over.add(live)
+    assert 2 * LEAST_LOOKS <= len(deadlines) <= 5 * LEAST_LOOKS  # two of each tenth request are still to come
+    assert len(list(deadlines.missed(604_800.0))) == 2 * LEAST_LOOKS
 
 
 # The queue's bounds

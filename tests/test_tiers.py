@@ -84,6 +84,7 @@ class World:
 
     def admit(self, request: Request) -> None:
         """What scheduler and model do: match, perhaps wait for a load, else compute the prompt in one step."""
+        request.gates.clear()  # they are open
         match = self.cache.match(request)
         gate = self.tier.fetch(request, match, match.limit)
         if gate is not None:
@@ -202,6 +203,26 @@ def test_random_lives(tmp_path: Path, groups: str) -> None:
     world.stop()
     print(f"{world.count} requests, {world.hits} tokens reused, {world.loaded} blocks loaded, {world.refused} refused")
     assert world.loaded > 0 and world.refused > 0 and world.aborted_loads > 0
+
+
+def test_a_load_that_finds_no_room_is_not_tried_again(tmp_path: Path) -> None:
+    """Nor one that the disk does not answer: whoever waited computes what is missing."""
+    world = World(tmp_path, GROUPS["full"], random.Random(0))
+    prompt, other = ([world.rng.randrange(99) for _ in range(n)] for n in (640, 1280))
+    world.add(prompt, "")
+    world.admit(world.waiting[0])
+    world.stop()
+    world.start()
+    world.add(other, "other")
+    world.admit(world.waiting[0])  # 80 of 90 blocks are held
+    world.add([*prompt, 1], "")
+    (request,) = world.waiting
+    world.admit(request)
+    until(lambda: world.tier.work() or all(gate.is_open() for gate in request.gates))
+    assert world.cache.match(request).num_tokens == 160
+    world.admit(request)
+    assert not request.gates and request in world.waiting  # there is no room for computing it, either
+    world.stop()
 
 
 def test_a_prefix_that_cannot_be_had_in_all_groups_is_computed(tmp_path: Path) -> None:

@@ -207,9 +207,7 @@ class DiskTier:
         if coming is not None:
             coming.requests.append(request)
             return coming
-        if stored[first] not in store or any(
-            isinstance(gate, DiskLoad) and gate.starter is request for gate in request.gates
-        ):
+        if stored[first] not in store or request.from_disk is not None:
             return None
         pieces, stop = self._pieces(store, stored, self._cache.keys(request, end), first)
         num_bytes = sum(piece.num_bytes for piece in pieces)
@@ -311,7 +309,7 @@ class DiskTier:
         load.closed = True
         transfers.drain(load)
         start = load.pieces[0].depth
-        load.requests[0].from_disk = (start * BLOCK_SIZE, max(start, load.stop) * BLOCK_SIZE)
+        load.starter.from_disk = (start * BLOCK_SIZE, max(start, load.stop) * BLOCK_SIZE)
         self._loads.remove(load)
         for piece in load.pieces:
             self._coming.pop(piece.stored.key, None)

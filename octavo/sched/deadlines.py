@@ -9,6 +9,9 @@ from typing import NamedTuple
 from octavo.request import Terms
 from octavo.sched.live import Live
 
+LEAST_LOOKS = 256
+"""Looks that are kept whether or not their requests are over: each keeps its prompt alive."""
+
 
 class Missed(NamedTuple):
     """A limit that a request has passed or is bound to pass."""
@@ -29,6 +32,7 @@ class Deadlines:
         self._prefill_seconds = prefill_seconds
         self._is_over = is_over
         self._looks: list[tuple[float, int, str, Live]] = []  # heap: (when to look, number, field, request)
+        self._most = LEAST_LOOKS  # of them, from which on those of requests that are over are taken out
 
     def add(self, live: Live) -> None:
         """From the arrival of a request on."""
@@ -36,6 +40,13 @@ class Deadlines:
             limit = getattr(live.request.terms, field)
             if limit is not None:
                 heapq.heappush(self._looks, (live.request.arrival, live.number, field, live))
+        if len(self._looks) > self._most:  # most requests end long before their limits
+            self._looks = [look for look in self._looks if not self._is_over(look[-1])]
+            heapq.heapify(self._looks)
+            self._most = max(LEAST_LOOKS, 2 * len(self._looks))
+
+    def __len__(self) -> int:
+        return len(self._looks)
 
     def next(self) -> float | None:
         """When to look again."""

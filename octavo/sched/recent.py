@@ -29,6 +29,10 @@ class Recent:
         while self._num_ended > MAX_RECENT and len(self._ended) > 1:
             self._num_ended -= len(self._ended.pop(next(iter(self._ended))))
 
+    def forget(self, id: str) -> None:
+        """The id is used again: what is told of it is told of its new life."""
+        self._num_ended -= len(self._ended.pop(id, ()))
+
     def explain(self, id: str, lives: Mapping[str, Mapping[int, Live]], now: float) -> list[Explanation]:
         """Of all choices of the request `id`, or of those named `id`-0, `id`-1 and so on. `lives` by id, then choice.
 

@@ -81,14 +81,14 @@ class Scheduler:
         search: the request is its first beam; the id must not be live.
         """
         assert request.choice not in self._live.get(request.id, ())
-        if request.id not in self._live:
-            self._recent.forget(request.id)
         num_tokens = self._max_computed(request)
         if not self._cache.fits(num_tokens):
             raise ValueError(
                 f"the KV cache cannot hold the {num_tokens} tokens of prompt and output that were asked for: "
                 f"it has room for {self._cache.most_tokens()}"
             )
+        if request.id not in self._live:
+            self._recent.forget(request.id)
         self._num_added += 1
         live = Live(request, self._num_added, num_tokens)
         live.search = search
