@@ -43,9 +43,8 @@ class Pool:
         return self._sum / len(self._wanted)
 
 
-def embedding(vector: F64, dimensions: int | None = None, normalize: bool = True) -> NDArray[np.float32]:
-    """The first `dimensions` numbers, all by default, with a Euclidean norm of 1; a vector of zeros stays."""
-    vector = vector[:dimensions]
+def embedding(vector: F64, normalize: bool = True) -> NDArray[np.float32]:
+    """With a Euclidean norm of 1; a vector of zeros stays."""
     norm = float(np.sqrt(np.sum(vector * vector)))
     return (vector / norm if normalize and norm > 0 else vector).astype(np.float32)
 

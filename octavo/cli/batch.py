@@ -40,10 +40,10 @@ def batch(
     config, name = resolve(config)
     client = EngineClient.launch(config)
     from octavo.server.batch_file import read_lines, written_ids
-    from octavo.server.routes import ANSWERS
+    from octavo.server.routes import BATCHED
 
     try:
-        lines, errors = read_lines(file, ANSWERS)
+        lines, errors = read_lines(file, BATCHED)
         if errors:
             raise ConfigError("\n".join(f"{file} line {e.line}: {e}" for e in errors))
     except BaseException:

@@ -1,0 +1,161 @@
+"""Pooled: vectors of the prompts of one HTTP request, and the fields that the routes on them share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+from msgspec import Meta
+
+from octavo.engine.client import EngineDead, Stream
+from octavo.engine.messages import Progress, pooled
+from octavo.engine.overload import Overloaded
+from octavo.pooling import F64, Pooling
+from octavo.request import FinishReason, ParameterError
+from octavo.server.calls import Call
+from octavo.server.errors import ApiError, bad_request
+from octavo.server.fields import MAX_PRIORITY, RequestBody, about
+from octavo.server.service import Service, new_id
+
+MAX_PROMPTS = 2048
+"""Texts of one request, as OpenAI has it."""
+
+
+class PooledRequest(RequestBody, kw_only=True):
+    """Fields that the routes share."""
+
+    model: Annotated[str | None, about("The name in /v1/models; another name is a 404.")] = None
+    add_special_tokens: Annotated[bool | None, about("Add what the tokenizer asks for, as BOS, to a text.")] = None
+    cache_salt: Annotated[str | None, about("Only requests of one salt share cached blocks.")] = None
+    pooling: Annotated[
+        Pooling | None,
+        about(
+            "The states that make the vector: of the last token, the mean of all, or of the first. "
+            "Default: last. Others compute what is cached again."
+        ),
+    ] = None
+    priority: Annotated[
+        Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None, about("Lower is served earlier.")
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
+        about("Keep the last so many tokens of a text; -1: what fits."),
+    ] = None
+    user: Annotated[str | None, about("Who asks: shares the machine fairly with other users.")] = None
+
+
+class Pooled:
+    """Raises ApiError at birth where a prompt does not fit the model."""
+
+    def __init__(
+        self, service: Service, request: PooledRequest, call: Call, kind: str, prompts: Sequence[str | list[int]],
+        fields: Sequence[str],
+    ) -> None:  # fmt: skip
+        """kind: of the answer's id. prompts: texts or token ids. fields: which field gave each of them."""
+        service.check_model(request.model)
+        if len(prompts) > MAX_PROMPTS:
+            raise bad_request(f"these are {len(prompts)} texts; one request may have {MAX_PROMPTS}", fields[-1])
+        self.model = service.model
+        self.pooling = request.pooling or "last"
+        self.id = new_id(kind)
+        self.created = int(time.time())
+        self.num_cached = 0
+        self._service = service
+        self._call = call
+        self._terms = service.terms_of(call, request.priority, request.user, request.cache_salt)
+        self._adds = [
+            pooled(f"{self.id}-{i}", _token_ids(service, request, prompt, field), self.pooling, self._terms)
+            for i, (prompt, field) in enumerate(zip(prompts, fields, strict=True))
+        ]
+        bounds = service.client.bounds
+        assert bounds is not None
+        for add, field in zip(self._adds, fields, strict=True):
+            try:
+                bounds.check(add)
+            except ParameterError as e:
+                raise bad_request(str(e), field) from None
+        call.answer_id = self.id
+        call.num_prompt_tokens = sum(len(add.prompt_ids) for add in self._adds)
+
+    async def vectors(self) -> list[F64]:
+        """One of each prompt, not normalised. Raises ApiError. Cancelled, it aborts what is left."""
+        metrics, call = self._service.metrics, self._call
+        streams = self._submit()
+        metrics.begin(len(self._adds), call.num_prompt_tokens)
+        started, reasons = time.monotonic(), [FinishReason.ABORT for _ in self._adds]
+        try:
+            ended = []
+            for i, stream in enumerate(streams):
+                progress = await _last(stream)
+                reasons[i] = progress.finish_reason or FinishReason.ERROR
+                self._check(progress)
+                self.num_cached += progress.num_cached
+                metrics.looked_up(
+                    len(self._adds[i].prompt_ids), progress.num_cached - progress.num_disk, progress.num_disk
+                )
+                ended.append(np.frombuffer(progress.pooled, np.float64))
+            return ended
+        except EngineDead as e:
+            call.error = str(e)
+            raise ApiError(500, str(e), code="engine_dead") from None
+        except ApiError as e:
+            call.error = e.message
+            raise
+        finally:
+            for stream in streams:
+                await stream.aclose()
+            call.finish_reasons = [str(reason) for reason in reasons]
+            call.num_cached_tokens = self.num_cached
+            metrics.served(self._terms.tenant, call.num_prompt_tokens)
+            metrics.end(reasons, self.num_cached, time.monotonic() - started)
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage object; nothing is drawn."""
+        num_tokens = self._call.num_prompt_tokens
+        details = {"cached_tokens": self.num_cached}
+        return {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "prompt_tokens_details": details}
+
+    def _submit(self) -> list[Stream]:
+        """Raises ApiError, 429 where too many wait."""
+        client = self._service.client
+        try:
+            client.check_backlog()
+            return [client.submit(add) for add in self._adds]
+        except Overloaded as e:
+            self._service.metrics.refused(e.bound)
+            raise ApiError(429, str(e), code="overloaded", retry_after=e.retry_after) from None
+        except EngineDead as e:
+            raise ApiError(500, str(e), code="engine_dead") from None
+
+    def _check(self, progress: Progress) -> None:
+        if progress.finish_reason is FinishReason.LENGTH:
+            return
+        message = progress.error or "the request was aborted"
+        if progress.finish_reason is FinishReason.TIMEOUT:
+            raise ApiError(504, message, code="timeout")
+        raise bad_request(message, progress.param) if progress.param else ApiError(500, message, code="engine_error")
+
+
+async def _last(stream: Stream) -> Progress:
+    progress = await anext(stream)
+    while progress.finish_reason is None:
+        progress = await anext(stream)
+    return progress
+
+
+def _token_ids(service: Service, request: PooledRequest, prompt: str | list[int], param: str) -> list[int]:
+    """Raises ApiError."""
+    tokenizer, bounds = service.tokenizer, service.client.bounds
+    assert tokenizer is not None and bounds is not None
+    if isinstance(prompt, str):
+        encode = partial(tokenizer.encode, add_special_tokens=request.add_special_tokens is not False)
+        prompt = service.tokens(prompt, param, encode)
+    most = request.truncate_prompt_tokens
+    if most is not None:
+        most = bounds.max_model_len if most < 0 else most
+        prompt = prompt[max(0, len(prompt) - most) :]
+    service.check_length(prompt, param)
+    return prompt

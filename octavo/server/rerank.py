@@ -1,0 +1,150 @@
+"""POST /v1/score and /v1/rerank: how near texts are. Of a decoder: the cosine of their embeddings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from octavo.pooling import similarity
+from octavo.server.calls import Call
+from octavo.server.errors import bad_request
+from octavo.server.fields import Refused, about
+from octavo.server.parse import Parsed, parse
+from octavo.server.pooled import Pooled, PooledRequest
+from octavo.server.service import Service
+
+SCORE = "/v1/score"
+RERANK = "/v1/rerank"
+
+
+class ScoreRequest(PooledRequest, kw_only=True):
+    """POST /v1/score."""
+
+    ALIASES: ClassVar[dict[str, str]] = {"queries": "text_1", "documents": "text_2"}
+
+    text_1: Annotated[str | list[str], about("A text, or one for each of text_2.")]
+    text_2: Annotated[str | list[str], about("The texts that it is compared with.")]
+
+    def pairs(self) -> tuple[list[str], list[str]]:
+        """Raises ApiError."""
+        first, second = _listed(self.text_1, "text_1"), _listed(self.text_2, "text_2")
+        if len(first) not in (1, len(second)):
+            raise bad_request(
+                f"text_1 has {len(first)} texts and text_2 has {len(second)}: give one, or one for each", "text_1"
+            )
+        return first, second
+
+
+class Document(msgspec.Struct):
+    """As Jina and Cohere write one."""
+
+    text: str
+
+
+class RerankRequest(PooledRequest, kw_only=True):
+    """POST /v1/rerank."""
+
+    REFUSED: ClassVar[dict[str, Refused]] = {
+        "max_chunks_per_doc": Refused("documents are not split"),
+        "max_tokens_per_doc": Refused("use truncate_prompt_tokens"),
+        "rank_fields": Refused("a document is its text"),
+    }
+
+    query: Annotated[str, about("What is looked for.")]
+    documents: Annotated[list[str | Document], about("Texts, or objects with a text, at most 2047.")]
+    top_n: Annotated[Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, about("So many, the nearest. Default: all.")] = (
+        None
+    )
+    return_documents: Annotated[bool | None, about("Tell the texts, too. Default: true.")] = None
+
+    def texts(self) -> list[str]:
+        """Of the documents. Raises ApiError."""
+        return _listed([d if isinstance(d, str) else d.text for d in self.documents], "documents")
+
+
+class _Compared:
+    """Texts and those that they are compared with: `first` has one text, or one for each of `second`."""
+
+    def __init__(
+        self, service: Service, request: PooledRequest, call: Call, kind: str,
+        first: tuple[str, list[str]], second: tuple[str, list[str]],
+    ) -> None:  # fmt: skip
+        """first, second: the field, and its texts. Raises ApiError."""
+        self.texts = second[1]
+        self._num_first = len(first[1])
+        fields = [first[0]] * len(first[1]) + [second[0]] * len(second[1])
+        self.pooled = Pooled(service, request, call, kind, [*first[1], *second[1]], fields)
+
+    async def scores(self) -> list[float]:
+        """Of each of `texts`, -1 to 1. Raises ApiError."""
+        vectors = await self.pooled.vectors()
+        first, second = vectors[: self._num_first], vectors[self._num_first :]
+        return [similarity(first[i % len(first)], vector) for i, vector in enumerate(second)]
+
+    def how(self) -> dict[str, Any]:
+        """What the scores are."""
+        return {"scoring": "cosine of embeddings", "pooling": self.pooled.pooling}
+
+
+class ScoreAnswer(_Compared):
+    """In the form of vLLM."""
+
+    async def body(self) -> dict[str, Any]:
+        """Raises ApiError."""
+        scores = await self.scores()
+        return {
+            "id": self.pooled.id,
+            "object": "list",
+            "created": self.pooled.created,
+            "model": self.pooled.model,
+            "data": [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)],
+            "usage": self.pooled.usage(),
+            "octavo": self.how(),
+        }
+
+
+class RerankAnswer(_Compared):
+    """In the form of Jina and Cohere: the nearest first; of equals the one that was given first."""
+
+    top_n: int | None = None
+    shows_texts: bool = True
+
+    async def body(self) -> dict[str, Any]:
+        """Raises ApiError."""
+        scores = await self.scores()
+        order = sorted(range(len(scores)), key=lambda i: -scores[i])[: self.top_n or len(scores)]
+        results: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in order]
+        for result in results if self.shows_texts else ():
+            result["document"] = {"text": self.texts[result["index"]]}
+        return {
+            "id": self.pooled.id,
+            "model": self.pooled.model,
+            "results": results,
+            "usage": self.pooled.usage(),
+            "octavo": self.how(),
+        }
+
+
+def score(service: Service, body: bytes, call: Call) -> tuple[ScoreAnswer, Parsed[ScoreRequest]]:
+    """The answer, not begun. Raises ApiError."""
+    parsed = parse(body, ScoreRequest, service.config.strict)
+    first, second = parsed.request.pairs()
+    return ScoreAnswer(service, parsed.request, call, "score", ("text_1", first), ("text_2", second)), parsed
+
+
+def rerank(service: Service, body: bytes, call: Call) -> tuple[RerankAnswer, Parsed[RerankRequest]]:
+    """The answer, not begun. Raises ApiError."""
+    parsed = parse(body, RerankRequest, service.config.strict)
+    request = parsed.request
+    query, documents = ("query", [request.query]), ("documents", request.texts())
+    answer = RerankAnswer(service, request, call, "rerank", query, documents)
+    answer.top_n, answer.shows_texts = request.top_n, request.return_documents is not False
+    return answer, parsed
+
+
+def _listed(texts: str | list[str], field: str) -> list[str]:
+    if not texts:
+        raise bad_request(f"{field} is empty: give a text", field)
+    return [texts] if isinstance(texts, str) else texts
