@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from octavo import __version__
+from octavo.server.anthropic import add_message_routes
 from octavo.server.batches import Batches, batches_router
 from octavo.server.calls import Calls, call_of
 from octavo.server.chat import chat
@@ -69,6 +70,7 @@ def routes(service: Service) -> FastAPI:
         """Prometheus series."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
+    add_message_routes(app, service)
     add_stream_routes(app, service)
     add_debug_routes(app, service)
     app.include_router(files_router(lambda: service.files))
@@ -85,7 +87,7 @@ def routes(service: Service) -> FastAPI:
     @app.exception_handler(ApiError)
     async def refused(http: Request, error: ApiError) -> Response:
         call_of(http).error = error.message
-        return error.response()
+        return error.response(http.url.path)
 
     @app.exception_handler(ClientDisconnect)
     async def left(http: Request, error: ClientDisconnect) -> Response:
@@ -94,14 +96,15 @@ def routes(service: Service) -> FastAPI:
     @app.exception_handler(HTTPException)
     async def not_routed(http: Request, error: HTTPException) -> Response:
         what = {404: f"there is no {http.url.path} here", 405: f"{http.url.path} does not take {http.method}"}
-        response = ApiError(error.status_code, what.get(error.status_code, str(error.detail))).response()
+        refusal = ApiError(error.status_code, what.get(error.status_code, str(error.detail)))
+        response = refusal.response(http.url.path)
         response.headers.update(error.headers or {})
         return response
 
     @app.exception_handler(Exception)
     async def failed(http: Request, error: Exception) -> Response:
         call_of(http).error = f"{type(error).__name__}: {error}"
-        return ApiError(500, f"internal error: {type(error).__name__}").response()
+        return ApiError(500, f"internal error: {type(error).__name__}").response(http.url.path)
 
     return app
 

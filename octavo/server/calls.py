@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.config import RequestLog
 from octavo.server.access import Caller, Keys
-from octavo.server.errors import ApiError
+from octavo.server.errors import ANTHROPIC, ApiError
 from octavo.server.metrics import Metrics
 from octavo.server.tracing import Tracer
 
@@ -139,6 +139,8 @@ class Calls:
             if message["type"] == "http.response.start":
                 call.status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", id.encode())]
+                if scope["path"].startswith(ANTHROPIC):  # as its clients call it
+                    message["headers"].append((b"request-id", id.encode()))
                 route = scope.get("route")
                 self._metrics.response(route.path if route else "other", call.status)
             await send(message)
@@ -156,7 +158,7 @@ class Calls:
                 await self._app(scope, receive, counted)
         except ApiError as e:
             call.error = e.message
-            await e.response()(scope, receive, counted)
+            await e.response(scope["path"])(scope, receive, counted)
         finally:
             if entered:
                 call.caller.leave(call.num_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from octavo.request import ParameterError
@@ -9,11 +10,11 @@ from octavo.server.calls import Call
 from octavo.server.chat_answer import ChatAnswer
 from octavo.server.chat_fields import ChatRequest
 from octavo.server.errors import bad_request
-from octavo.server.generation import Generation
+from octavo.server.generation import Generation, Prompt
 from octavo.server.messages import chat_messages
 from octavo.server.parse import Parsed, parse
 from octavo.server.service import Service, new_id
-from octavo.text.chat import ChatPrompt
+from octavo.text.chat import ChatOptions, ChatPrompt
 
 
 def chat(service: Service, body: bytes, call: Call) -> tuple[ChatAnswer, Parsed[ChatRequest]]:
@@ -32,10 +33,19 @@ def converse(
 ) -> tuple[Generation, ChatPrompt]:
     """The answer to checked messages, not begun, and the conversation as the model reads it: what every protocol of
     chat comes to. Variables that the template does not read are added to `ignored`. Raises ApiError."""
+    conversation = written(service, request.chat_options, messages, ignored)
+    prompt = encoded(service, request, conversation)
+    return service.generation(id, [prompt], request, call, conversation), conversation
+
+
+def written(
+    service: Service, options_of: Callable[[], ChatOptions], messages: list[dict[str, Any]], ignored: list[str]
+) -> ChatPrompt:
+    """The conversation as the model reads it. Raises ApiError."""
     form = service.chat
     assert form is not None
     try:
-        options = request.chat_options()
+        options = options_of()
         conversation = form.prompt(messages, options)
     except ParameterError as e:
         raise bad_request(str(e), e.param) from None
@@ -43,5 +53,10 @@ def converse(
     if ignored and service.config.strict:
         field = ignored[0].split("[")[0].split(".")[0]
         raise bad_request(f"unknown field: {', '.join(ignored)}", field, "unknown_parameter")
-    prompt = service.encode(conversation.text, "messages", form.encode, request)
-    return service.generation(id, [prompt], request, call, conversation), conversation
+    return conversation
+
+
+def encoded(service: Service, request: ChatRequest, conversation: ChatPrompt) -> Prompt:
+    """Its tokens. Raises ApiError."""
+    assert service.chat is not None
+    return service.encode(conversation.text, "messages", service.chat.encode, request)

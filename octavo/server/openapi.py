@@ -13,12 +13,13 @@ from fastapi.routing import APIRoute
 
 from octavo import __version__
 from octavo.request import LIMITS
+from octavo.server.anthropic_fields import CountTokensRequest, MessagesRequest
 from octavo.server.chat_fields import ChatRequest
 from octavo.server.completion_fields import CompletionRequest
 from octavo.server.errors import json_response
 from octavo.server.fields import Refused
 from octavo.server.responses_fields import ResponsesRequest
-from octavo.server.routes import CHAT, COMPLETIONS, RESPONSES
+from octavo.server.routes import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
 from octavo.server.streams import ABORT, AbortRequest
 
 OPENAPI = "/openapi.json"
@@ -28,6 +29,8 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     CHAT: ChatRequest,
     RESPONSES: ResponsesRequest,
     ABORT: AbortRequest,
+    MESSAGES: MessagesRequest,
+    COUNT_TOKENS: CountTokensRequest,
 }
 """Schemas of the bodies that routes take."""
 

@@ -26,14 +26,16 @@ AnswerOf = Callable[[Service, bytes, Call], tuple[Answer, Parsed[Any]]]
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+COUNT_TOKENS = "/v1/messages/count_tokens"
 
 ANSWERS: dict[str, AnswerOf] = {COMPLETIONS: completion, CHAT: chat}
 """What a batch can run, too."""
 
-OTHER_PATHS = frozenset({RESPONSES})
+OTHER_PATHS = frozenset({MESSAGES, RESPONSES})
 """Of the protocols that are adapted onto chat."""
 
-GENERATION_PATHS = ANSWERS.keys() | OTHER_PATHS
+GENERATION_PATHS = frozenset(ANSWERS) | OTHER_PATHS
 """Count as open requests and against quotas."""
 
 MAX_BODY = 32 * 2**20

@@ -36,6 +36,7 @@ class ChatOptions:
     add_generation_prompt: bool | None = None  # None: unless the final message is continued
     continue_final_message: bool = False
     reasoning_effort: str | None = None  # one of EFFORTS
+    thinking: bool | None = None  # whether the model reasons before it answers; None: as the template does
     thinking_budget: int | None = None  # most reasoning tokens
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the template
 
@@ -101,11 +102,17 @@ class ChatFormat:
             parser = MessageParser
         form = None if family == "harmony" else self.reasoning
         opened, closed = self._state(form, text, messages, options)
+        budget = options.thinking_budget
+        if options.thinking is False and family == "harmony":
+            raise ParameterError("thinking", "the model always thinks: thinking cannot be disabled")
+        if options.thinking is False and form is not None and not closed:
+            can_be_forced = self._token(form.ends[0]) is not None
+            budget = 0 if can_be_forced or _switch(template) is None else None  # else the template's switch must do
         calls = options.offer.mode != "none" or shape.thought is not None
         return ChatPrompt(
             text,
             options.continue_final_message,
-            self._reasoning_tokens(form, opened, closed, options.thinking_budget),
+            self._reasoning_tokens(form, opened, closed, budget),
             functools.partial(answer_grammar, shape, options.offer, self.tokenizer) if calls else None,
             options.offer.guided,
             self._visible((*parser.markers, *(form.markers if form is not None else ()))),
@@ -152,6 +159,7 @@ class ChatFormat:
         for name in _OWN:
             if name in options.variables:
                 raise ParameterError("chat_template_kwargs", f"chat_template_kwargs has {name}, a field of its own")
+        switch = _switch(template)
         told = [for_template(message, template.source) for message in messages]
         if options.continue_final_message:
             told = _continued(told)
@@ -160,6 +168,7 @@ class ChatFormat:
             "tools": None,
             "documents": options.documents or None,
             **self._effort(template, options.reasoning_effort),
+            **({} if options.thinking is None or switch is None else {switch: options.thinking}),
             **options.variables,
             "add_generation_prompt": not options.continue_final_message if generate is None else generate,
         }
@@ -187,9 +196,8 @@ class ChatFormat:
             raise ParameterError("reasoning_effort", f"reasoning_effort must be one of {', '.join(EFFORTS)}")
         if "reasoning_effort" in template.reads:
             return {"reasoning_effort": effort}
-        for name in _SWITCHES:
-            if name in template.reads:
-                return {name: effort != "none"}
+        if (switch := _switch(template)) is not None:
+            return {switch: effort != "none"}
         if effort == "none" and self.reasoning is None:
             return {}
         raise ParameterError("reasoning_effort", "the model's chat template takes no reasoning_effort")
@@ -235,6 +243,11 @@ class ChatFormat:
     def _visible(self, markers: Sequence[str]) -> frozenset[int]:
         """Special tokens that the markers are, or hold."""
         return frozenset(i for i, token in self._specials.items() if any(token in marker for marker in markers))
+
+
+def _switch(template: ChatTemplate) -> str | None:
+    """The variable that turns reasoning on and off."""
+    return next((name for name in _SWITCHES if name in template.reads), None)
 
 
 def _instructed(
