@@ -12,12 +12,16 @@ from dataclasses import dataclass, field, replace
 from itertools import repeat
 from operator import index
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from octavo.config import EngineConfig, offline
 from octavo.engine.core import Engine
-from octavo.engine.messages import Abort, Add, Progress
+from octavo.engine.messages import Abort, Add, Progress, pooled
 from octavo.explain import Explanation
+from octavo.pooling import Pooling, embedding, similarities
 from octavo.request import FinishReason, ParameterError, SamplingParams, TokenLogprobs
 from octavo.text.assistant import MessageOutput
 from octavo.text.chat import ChatFormat, ChatOptions, ChatPrompt
@@ -71,6 +75,16 @@ class RequestOutput:
     num_cached_tokens: int = 0
     finished: bool = True
     explanations: list[Explanation] = field(default_factory=list)  # of all choices generated: candidates too
+
+
+@dataclass(frozen=True)
+class PoolingRequestOutput:
+    """What `LLM.embed` gives for one prompt."""
+
+    request_id: str
+    embedding: NDArray[Any]  # [hidden size], float32
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
 
 
 class LLM:
@@ -150,6 +164,34 @@ class LLM:
         ids = [form.encode(chat.text) for chat in chats]
         return self._run([chat.text for chat in chats], ids, params, use_tqdm, chats)
 
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], *, pooling: Pooling = "last", normalize: bool = True,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput]:  # fmt: skip
+        """A vector of each prompt: of the states after the final norm, that of the last token, the mean of all, or that
+        of the first ("cls"); of length 1 unless `normalize` is false.
+
+        Raises ParameterError before anything is computed, RuntimeError where the model gives no finite number.
+        """
+        outputs = self._pooled([prompts] if isinstance(prompts, str | Mapping) else prompts, pooling, use_tqdm)
+        return [replace(out, embedding=embedding(out.embedding, normalize)) for out in outputs]
+
+    def score(
+        self, text_1: Prompt | Sequence[Prompt], text_2: Prompt | Sequence[Prompt], *, pooling: Pooling = "last",
+        use_tqdm: bool = True,
+    ) -> list[float]:  # fmt: skip
+        """How near each of `text_2` is to `text_1`, or to that of its place: the cosine of their embeddings, -1 to 1.
+
+        Raises as `embed`.
+        """
+        first, second = ([t] if isinstance(t, str | Mapping) else list(t) for t in (text_1, text_2))
+        if len(first) not in (1, len(second)):
+            raise ParameterError(
+                "text_1", f"{len(first)} texts and {len(second)} to compare: give one, or one for each"
+            )
+        vectors = [out.embedding for out in self._pooled([*first, *second], pooling, use_tqdm)]
+        return similarities(vectors[: len(first)], vectors[len(first) :])
+
     def close(self) -> None:
         """Release threads and memory. The object is of no use afterwards."""
         self.engine.close()
@@ -191,32 +233,67 @@ class LLM:
             add.id: _Result(self._tokenizer, add, p, text, self._piece, chat)
             for add, p, text, chat in zip(adds, params, texts, each_chat, strict=True)
         }
-        open_requests = len(results)
+
+        def take(progress: Progress) -> bool:
+            result = results.get(progress.id)
+            if result is None or not result.open:
+                return False
+            if result.push(progress):
+                self.engine.abort(Abort(progress.id, progress.choice))
+            if result.open:
+                return False
+            result.output.explanations = self.engine.explain(progress.id)
+            return True
+
+        self._compute(adds, take, show)
+        return [r.finish() for r in results.values()]
+
+    def _compute(self, adds: Sequence[Add], take: Callable[[Progress], bool], show: bool) -> None:
+        """Run requests to their ends. take: True where a request has ended with this."""
+        num_open = len(adds)
         try:
-            with _progress_bar(open_requests, show) as advance, _interrupts_held() as interrupt:
+            with _progress_bar(num_open, show) as advance, _interrupts_held() as interrupt:
                 for add in adds:
                     self.engine.add(add)
-                while open_requests:
+                while num_open:
                     interrupt()
                     output = self.engine.step()
                     if output is None:  # all wait for gates
                         self.engine.wait(INTERRUPT_SECONDS)
                         continue
                     for progress in output.progress:
-                        result = results.get(progress.id)
-                        if result is None or not result.open:
-                            continue
-                        if result.push(progress):
-                            self.engine.abort(Abort(progress.id, progress.choice))
-                        if not result.open:
-                            result.output.explanations = self.engine.explain(progress.id)
-                            open_requests -= 1
+                        if take(progress):
+                            num_open -= 1
                             advance()
         except BaseException:
             for add in adds:
                 self.engine.abort(Abort(add.id))
             raise
-        return [r.finish() for r in results.values()]
+
+    def _pooled(self, prompts: Sequence[Prompt], pooling: Pooling, show: bool) -> list[PoolingRequestOutput]:
+        """Vectors that are not normalised."""
+        if pooling not in get_args(Pooling):
+            raise ParameterError("pooling", f"pooling must be {', '.join(get_args(Pooling))}, got {pooling!r:.80}")
+        first, self._count = self._count + 1, self._count + len(prompts)
+        adds = [pooled(str(i), self._encode(prompt)[1], pooling) for i, prompt in enumerate(prompts, first)]
+        for add in adds:
+            self.engine.bounds.check(add)
+        ended: dict[str, Progress] = {}
+
+        def take(progress: Progress) -> bool:
+            if progress.finish_reason is not None:
+                ended[progress.id] = progress
+            return progress.finish_reason is not None
+
+        self._compute(adds, take, show)
+        outputs = []
+        for add in adds:
+            progress = ended[add.id]
+            if progress.finish_reason is not FinishReason.LENGTH:
+                raise RuntimeError(progress.error or f"the request ended by {progress.finish_reason}")
+            vector = np.frombuffer(progress.pooled, np.float64)
+            outputs.append(PoolingRequestOutput(add.id, vector, add.prompt_ids, progress.num_cached))
+        return outputs
 
     def _add(self, ids: list[int], params: SamplingParams) -> Add:
         self._count += 1

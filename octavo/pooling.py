@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -49,8 +50,12 @@ def embedding(vector: F64, normalize: bool = True) -> NDArray[np.float32]:
     return (vector / norm if normalize and norm > 0 else vector).astype(np.float32)
 
 
-def similarity(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """The cosine of two vectors; 0 where one is all zeros."""
-    a, b = a.astype(np.float64), b.astype(np.float64)
+def similarities(first: Sequence[NDArray[Any]], second: Sequence[NDArray[Any]]) -> list[float]:
+    """Cosines of each of `second` with that of its place in `first`, or the only one there; -1 to 1."""
+    return [_cosine(first[i % len(first)], vector) for i, vector in enumerate(second)]
+
+
+def _cosine(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """0 where one is all zeros."""
     norms = float(np.sqrt(np.sum(a * a) * np.sum(b * b)))
-    return float(np.sum(a * b)) / norms if norms > 0 else 0.0
+    return min(1.0, max(-1.0, float(np.sum(a * b)) / norms)) if norms > 0 else 0.0

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from octavo.pooling import similarity
+from octavo.pooling import similarities
 from octavo.server.calls import Call
 from octavo.server.errors import bad_request
 from octavo.server.fields import Refused, about
@@ -80,8 +80,7 @@ class _Compared:
     async def scores(self) -> list[float]:
         """Of each of `texts`, -1 to 1. Raises ApiError."""
         vectors = await self.pooled.vectors()
-        first, second = vectors[: self._num_first], vectors[self._num_first :]
-        return [similarity(first[i % len(first)], vector) for i, vector in enumerate(second)]
+        return similarities(vectors[: self._num_first], vectors[self._num_first :])
 
     def how(self) -> dict[str, Any]:
         """What the scores are."""

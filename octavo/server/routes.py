@@ -13,15 +13,20 @@ from octavo.server.answer import Answer, events
 from octavo.server.calls import Call, call_of
 from octavo.server.chat import chat
 from octavo.server.completions import completion
+from octavo.server.embeddings import EMBEDDINGS, embeddings
 from octavo.server.errors import ApiError
 from octavo.server.parse import Parsed
+from octavo.server.rerank import RERANK, SCORE
 from octavo.server.service import Service
-from octavo.server.stream import EventStream, WholeAnswer
+from octavo.server.stream import EventStream, Whole, WholeAnswer
 
 T = TypeVar("T")
 
 AnswerOf = Callable[[Service, bytes, Call], tuple[Answer, Parsed[Any]]]
 """From a body to the answer, not begun. Raises ApiError."""
+
+WholeOf = Callable[[Service, bytes, Call], tuple[Whole, Parsed[Any]]]
+"""The same of an answer that may not be streamed. It begins by itself."""
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -30,12 +35,14 @@ MESSAGES = "/v1/messages"
 COUNT_TOKENS = "/v1/messages/count_tokens"
 
 ANSWERS: dict[str, AnswerOf] = {COMPLETIONS: completion, CHAT: chat}
+
+BATCHED: dict[str, WholeOf] = {**ANSWERS, EMBEDDINGS: embeddings}
 """What a batch can run, too."""
 
-OTHER_PATHS = frozenset({MESSAGES, RESPONSES})
-"""Of the protocols that are adapted onto chat."""
+OTHER_PATHS = frozenset({MESSAGES, RESPONSES, SCORE, RERANK})
+"""Of the protocols that are adapted onto chat, and of comparing texts."""
 
-GENERATION_PATHS = frozenset(ANSWERS) | OTHER_PATHS
+GENERATION_PATHS = frozenset(BATCHED) | OTHER_PATHS
 """Count as open requests and against quotas."""
 
 MAX_BODY = 32 * 2**20
@@ -67,6 +74,12 @@ async def generate(service: Service, http: Request, answer_of: AnswerOf) -> Resp
     return EventStream(stream, headers, service.config.sse_ping_seconds, waits=waits)
 
 
+async def answered(service: Service, http: Request, answer_of: WholeOf) -> Response:
+    """The response to a request whose answer is never streamed. Raises ApiError."""
+    answer, parsed = await prepared(service, http, answer_of)
+    return WholeAnswer(answer, ignored_header(parsed.ignored))
+
+
 async def prepared(service: Service, http: Request, prepare: Callable[[Service, bytes, Call], T]) -> T:
     """What a route makes of its body, beside the event loop where that takes long. Raises ApiError."""
     if service.trouble is not None:
@@ -78,10 +91,10 @@ async def prepared(service: Service, http: Request, prepare: Callable[[Service, 
 
 
 async def answer_whole(service: Service, path: str, body: bytes, call: Call) -> dict[str, Any]:
-    """The answer to a body that was sent to a path of ANSWERS. Raises ApiError."""
+    """The answer to a body that was sent to a path of BATCHED. Raises ApiError."""
     if service.trouble is not None:
         raise ApiError(503, service.trouble, code="not_ready", retry_after=1)
-    answer, _ = await asyncio.to_thread(ANSWERS[path], service, body, call)
+    answer, _ = await asyncio.to_thread(BATCHED[path], service, body, call)
     return await answer.body()
 
 
