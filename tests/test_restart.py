@@ -293,7 +293,10 @@ def test_a_directory_that_cannot_be_used_from_the_start(
 
 def test_flush_forgets_the_files_too(disk: Path, model: Path) -> None:
     again = engine(model, disk)
+    assert ask(again, prompt(2))[1] == 0
+    until(lambda: again.step() is None and again.stats().disk_blocks_written == NUM_BLOCKS)
     again.flush()
+    assert again.stats().disk_blocks_written == NUM_BLOCKS  # a counter, whatever is there now
     assert ask(again, prompt(1, 300))[1] == 0
     until(lambda: not files(disk))
     again.close()

@@ -130,7 +130,7 @@ class Transfers:
     @property
     def counters(self) -> Counters:
         """Of the store, also when it is no longer of use."""
-        return self._last_store.counters if self._last_store else Counters()
+        return Counters() if self._last_store is None else self._last_store.counters
 
     def save(self, stored: BlockId, buffer: NDArray[np.uint8], num_bytes: int, seconds: float, used_ns: int) -> None:
         """Write the first `num_bytes` of a buffer of `save_buffers`, which goes back to them."""
