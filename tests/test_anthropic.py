@@ -117,7 +117,11 @@ def test_stream_equals_whole(server: Server, client: anthropic.Anthropic, fields
     with client.messages.stream(**arguments) as streamed:
         last = streamed.get_final_message()
     assert comparable(last) == comparable(whole)
-    assert whole.usage.input_tokens == whole.usage.input_tokens > 0
+    told = ("messages", "system", "tools", "tool_choice", "thinking", "output_config")
+    counted = client.messages.count_tokens(
+        model="tiny", **{name: arguments[name] for name in told if name in arguments}
+    )
+    assert whole.usage.input_tokens == counted.input_tokens > 0
     assert (whole.usage.cache_read_input_tokens, whole.usage.cache_creation_input_tokens) == (0, 0)
 
 
@@ -340,6 +344,14 @@ def test_errors_have_anthropics_types(server: Server, client: anthropic.Anthropi
     late["extra_body"] |= {"timeout": 0.05}
     with client.messages.stream(**late) as streamed, pytest.raises(anthropic.APIStatusError, match="timeout"):
         streamed.until_done()
+
+
+def test_models(client: anthropic.Anthropic) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.display_name, model.type) == ("tiny", "tiny", "model")
+    assert client.models.retrieve("tiny").created_at == model.created_at
+    with pytest.raises(anthropic.NotFoundError):
+        client.models.retrieve("gpt")
 
 
 @pytest.mark.parametrize(

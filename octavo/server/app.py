@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -45,7 +46,8 @@ def routes(service: Service) -> FastAPI:
     @app.get("/v1/models")
     async def models() -> Response:
         """The model that is served."""
-        return json_response({"object": "list", "data": [_card(service)]})
+        listed = {"object": "list", "data": [_card(service)]}
+        return json_response({**listed, "has_more": False, "first_id": service.model, "last_id": service.model})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
@@ -135,11 +137,15 @@ def _batches(service: Service) -> Batches:
 
 
 def _card(service: Service) -> dict[str, Any]:
+    """What the clients of OpenAI and of Anthropic look for."""
     bounds = service.client.bounds
     return {
         "id": service.model,
         "object": "model",
+        "type": "model",
+        "display_name": service.model,
         "created": service.created,
+        "created_at": datetime.fromtimestamp(service.created, UTC).isoformat(),
         "owned_by": "octavo",
         "max_model_len": bounds.max_model_len if bounds else None,
     }

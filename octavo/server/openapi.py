@@ -16,7 +16,7 @@ from octavo.request import LIMITS
 from octavo.server.anthropic_fields import CountTokensRequest, MessagesRequest
 from octavo.server.chat_fields import ChatRequest
 from octavo.server.completion_fields import CompletionRequest
-from octavo.server.errors import json_response
+from octavo.server.errors import ANTHROPIC, json_response
 from octavo.server.fields import Refused
 from octavo.server.responses_fields import ResponsesRequest
 from octavo.server.routes import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
@@ -46,6 +46,14 @@ _ERROR = {
                 "code": {"type": ["string", "null"]},
             },
         }
+    },
+}
+
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {"type": "object", "properties": {"type": {"type": "string"}, "message": {"type": "string"}}},
     },
 }
 
@@ -88,9 +96,8 @@ def document(app: FastAPI) -> dict[str, Any]:
             properties[name] = {"description": f"Refused: {refused.why}.", "enum": [None, *refused.neutral]}
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations(app):
-        entry: dict[str, Any] = {
-            "responses": {"200": {"description": "As asked."}, "4XX": _refusal(), "5XX": _refusal()}
-        }
+        refusal = _refusal("AnthropicError" if operation.path.startswith(ANTHROPIC) else "Error")
+        entry: dict[str, Any] = {"responses": {"200": {"description": "As asked."}, "4XX": refusal, "5XX": refusal}}
         if operation.summary:
             entry["summary"] = operation.summary
         if operation.body is not None:
@@ -107,12 +114,12 @@ def document(app: FastAPI) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Octavo", "version": __version__},
         "paths": paths,
-        "components": {"schemas": {**schemas, "Error": _ERROR}},
+        "components": {"schemas": {**schemas, "Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR}},
     }
 
 
-def _refusal() -> dict[str, Any]:
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+def _refusal(form: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{form}"}}}
     return {"description": "Refused, or failed: why, and the field at fault.", "content": content}
 
 
@@ -188,6 +195,7 @@ names the field; an unknown field is named in the header `x-octavo-ignored`, or 
   `return_sampling_params` tells the values that were used.
 * **Streams.** `stream_options.continuous_usage_stats` puts the usage so far into every chunk, `return_progress` tells
   how much of the prompt is computed. A silent stream gets a comment every `--sse-ping-seconds`.
+* **Errors** below `/v1/messages` have Anthropic's form ([ANTHROPIC.md](ANTHROPIC.md)): the message names the field.
 * **Broken connections.** A client that leaves ends its generation. With `resumable` the events are numbered, and the
   generation goes on for `--resume-seconds`: `GET /v1/streams/{id}` with the header `Last-Event-ID` goes on behind that
   event. Some thousand of the last events are kept. Without the header it begins with the first.
