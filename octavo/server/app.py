@@ -20,13 +20,16 @@ from octavo.server.calls import Calls, call_of
 from octavo.server.chat import chat
 from octavo.server.completions import completion
 from octavo.server.debug import add_debug_routes
+from octavo.server.embeddings import EMBEDDINGS, embeddings
 from octavo.server.errors import ApiError, json_response
 from octavo.server.files import files_router
 from octavo.server.openapi import add_openapi_route
+from octavo.server.rerank import RERANK, SCORE, rerank, score
 from octavo.server.responses import responses_router
-from octavo.server.routes import ANSWERS, CHAT, COMPLETIONS, GENERATION_PATHS, answer_whole, generate
+from octavo.server.routes import BATCHED, CHAT, COMPLETIONS, GENERATION_PATHS, answer_whole, answered, generate
 from octavo.server.service import Service
 from octavo.server.streams import add_stream_routes
+from octavo.server.tokenize import add_token_routes
 
 
 def routes(service: Service) -> FastAPI:
@@ -42,6 +45,21 @@ def routes(service: Service) -> FastAPI:
     async def chat_completions(http: Request) -> Response:
         """The next message of a conversation."""
         return await generate(service, http, chat)
+
+    @app.post(EMBEDDINGS)
+    async def embed(http: Request) -> Response:
+        """A vector of each text: pooled states of the model."""
+        return await answered(service, http, embeddings)
+
+    @app.post(SCORE)
+    async def score_texts(http: Request) -> Response:
+        """How near texts are to each other: the cosine of their embeddings."""
+        return await answered(service, http, score)
+
+    @app.post(RERANK)
+    async def rerank_documents(http: Request) -> Response:
+        """Documents by their nearness to a query: the cosine of their embeddings."""
+        return await answered(service, http, rerank)
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -75,6 +93,7 @@ def routes(service: Service) -> FastAPI:
     add_message_routes(app, service)
     add_stream_routes(app, service)
     add_debug_routes(app, service)
+    add_token_routes(app, service)
     app.include_router(files_router(lambda: service.files))
     app.include_router(batches_router(lambda: _batches(service)))
     app.include_router(responses_router(service))
@@ -132,7 +151,7 @@ def start_batches(service: Service) -> None:
 def _batches(service: Service) -> Batches:
     if service.batches is None:
         width = service.config.max_num_seqs
-        service.batches = Batches(service.files, ANSWERS, partial(answer_whole, service), width)
+        service.batches = Batches(service.files, BATCHED, partial(answer_whole, service), width)
     return service.batches
 
 

@@ -16,11 +16,14 @@ from octavo.request import LIMITS
 from octavo.server.anthropic_fields import CountTokensRequest, MessagesRequest
 from octavo.server.chat_fields import ChatRequest
 from octavo.server.completion_fields import CompletionRequest
+from octavo.server.embeddings import EMBEDDINGS, EmbeddingRequest
 from octavo.server.errors import ANTHROPIC, json_response
 from octavo.server.fields import Refused
+from octavo.server.rerank import RERANK, SCORE, RerankRequest, ScoreRequest
 from octavo.server.responses_fields import ResponsesRequest
 from octavo.server.routes import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
 from octavo.server.streams import ABORT, AbortRequest
+from octavo.server.tokenize import DETOKENIZE, TOKENIZE, DetokenizeRequest, TokenizeRequest
 
 OPENAPI = "/openapi.json"
 
@@ -31,6 +34,11 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     ABORT: AbortRequest,
     MESSAGES: MessagesRequest,
     COUNT_TOKENS: CountTokensRequest,
+    EMBEDDINGS: EmbeddingRequest,
+    SCORE: ScoreRequest,
+    RERANK: RerankRequest,
+    TOKENIZE: TokenizeRequest,
+    DETOKENIZE: DetokenizeRequest,
 }
 """Schemas of the bodies that routes take."""
 

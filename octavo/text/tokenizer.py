@@ -148,7 +148,7 @@ class _Pieces:
         return self._cache[key]
 
     def _make(self, token_id: int, first: bool) -> bytes | None:
-        token = self._backend.id_to_token(token_id) if token_id >= 0 else None
+        token = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if token is None:
             return None
         if self._byte_level:
