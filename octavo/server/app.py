@@ -23,6 +23,7 @@ from octavo.server.debug import add_debug_routes
 from octavo.server.embeddings import EMBEDDINGS, embeddings
 from octavo.server.errors import ApiError, json_response
 from octavo.server.files import files_router
+from octavo.server.ollama import ollama_router
 from octavo.server.openapi import add_openapi_route
 from octavo.server.rerank import RERANK, SCORE, rerank, score
 from octavo.server.responses import responses_router
@@ -97,6 +98,7 @@ def routes(service: Service) -> FastAPI:
     app.include_router(files_router(lambda: service.files))
     app.include_router(batches_router(lambda: _batches(service)))
     app.include_router(responses_router(service))
+    app.include_router(ollama_router(service))
 
     @app.get("/version")
     async def version() -> Response:

@@ -16,6 +16,9 @@ MAX_MESSAGE = 1000
 ANTHROPIC = "/v1/messages"
 """Paths of Anthropic's API begin so."""
 
+OLLAMA = "/api/"
+"""Paths of Ollama's API begin so."""
+
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -49,12 +52,14 @@ class ApiError(Exception):
         return type(self)(self.status, message, param=param, code=self.code, retry_after=self.retry_after)
 
     def body(self, path: str = "") -> dict[str, Any]:
-        """In Anthropic's form where the path is of its API, else in OpenAI's."""
-        if path.startswith(ANTHROPIC):
+        """In Anthropic's or Ollama's form where the path is of their API, else in OpenAI's."""
+        if path.startswith((ANTHROPIC, OLLAMA)):
             fallback = "invalid_request_error" if self.status < 500 else "api_error"
             kind = _ANTHROPIC_TYPES.get(self.status, fallback)
             named = self.param is None or self.param in self.message
             message = self.message if named else f"{self.param}: {self.message}"
+            if path.startswith(OLLAMA):
+                return {"error": message}
             return {"type": "error", "error": {"type": kind, "message": message}}
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}

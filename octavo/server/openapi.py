@@ -19,9 +19,20 @@ from octavo.server.completion_fields import CompletionRequest
 from octavo.server.embeddings import EMBEDDINGS, EmbeddingRequest
 from octavo.server.errors import ANTHROPIC, json_response
 from octavo.server.fields import Refused
+from octavo.server.ollama import ShowRequest
+from octavo.server.ollama_fields import OllamaChatRequest, OllamaGenerateRequest
 from octavo.server.rerank import RERANK, SCORE, RerankRequest, ScoreRequest
 from octavo.server.responses_fields import ResponsesRequest
-from octavo.server.routes import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
+from octavo.server.routes import (
+    CHAT,
+    COMPLETIONS,
+    COUNT_TOKENS,
+    MESSAGES,
+    OLLAMA_CHAT,
+    OLLAMA_GENERATE,
+    OLLAMA_SHOW,
+    RESPONSES,
+)
 from octavo.server.streams import ABORT, AbortRequest
 from octavo.server.tokenize import DETOKENIZE, TOKENIZE, DetokenizeRequest, TokenizeRequest
 
@@ -39,6 +50,9 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     RERANK: RerankRequest,
     TOKENIZE: TokenizeRequest,
     DETOKENIZE: DetokenizeRequest,
+    OLLAMA_CHAT: OllamaChatRequest,
+    OLLAMA_GENERATE: OllamaGenerateRequest,
+    OLLAMA_SHOW: ShowRequest,
 }
 """Schemas of the bodies that routes take."""
 
@@ -207,8 +221,22 @@ names the field; an unknown field is named in the header `x-octavo-ignored`, or 
 * **Broken connections.** A client that leaves ends its generation. With `resumable` the events are numbered, and the
   generation goes on for `--resume-seconds`: `GET /v1/streams/{id}` with the header `Last-Event-ID` goes on behind that
   event. Some thousand of the last events are kept. Without the header it begins with the first.
+* **Vectors.** `/v1/embeddings` pools the states of the decoder after its final norm: `pooling` takes the last token's by
+  default, and vectors have length 1. `/v1/score` and `/v1/rerank` give the cosine of two such vectors; no cross-encoder
+  is served. A model that was not trained for it tells texts apart, but not well by their meaning.
 * **Abort.** `POST /v1/abort` with `{"id": "cmpl-..."}` ends a generation: its open choices finish with the reason
-  `abort` and what they have. `request_id` chooses the id beforehand."""
+  `abort` and what they have. `request_id` chooses the id beforehand.
+* **Responses.** `/v1/responses` is an adapter onto chat. A response is kept in memory unless `store` is false: the last
+  1000, and 256 MiB with their conversations; the oldest are dropped, and none outlives the server. `background` makes one
+  while nobody waits: at most 256 at a time, with 1 MiB of the last events, which `GET /v1/responses/{id}?stream=true`
+  gives behind `starting_after`. A cancelled one ends its stream with `response.incomplete` and the status `cancelled`.
+  Scores are of the tokens of the text, not of reasoning and calls. Reasoning is given itself, and is never summed up.
+* **Infilling.** `suffix` works with models whose tokenizer marks prefix and suffix: the tokens of Qwen, StarCoder,
+  Granite, DeepSeek, CodeLlama, CodeGemma, GLM, Seed, Codestral.
+* **Ollama.** `/api/chat` and `/api/generate` are adapters onto chat and completions; sampling defaults are Ollama's, but
+  those of generation_config.json come first. Errors are `{"error": "..."}`. Durations are in nanoseconds; waiting is in
+  `total_duration` alone. A call whose arguments are no JSON object, as one cut off, is told as content. The routes that
+  pull, push, make and delete models are not there: a server serves one model."""
 
 
 def reference() -> str:

@@ -33,13 +33,16 @@ CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 COUNT_TOKENS = "/v1/messages/count_tokens"
+OLLAMA_CHAT = "/api/chat"
+OLLAMA_GENERATE = "/api/generate"
+OLLAMA_SHOW = "/api/show"
 
 ANSWERS: dict[str, AnswerOf] = {COMPLETIONS: completion, CHAT: chat}
 
 BATCHED: dict[str, WholeOf] = {**ANSWERS, EMBEDDINGS: embeddings}
 """What a batch can run, too."""
 
-OTHER_PATHS = frozenset({MESSAGES, RESPONSES, SCORE, RERANK})
+OTHER_PATHS = frozenset({MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE, RESPONSES, SCORE, RERANK})
 """Of the protocols that are adapted onto chat, and of comparing texts."""
 
 GENERATION_PATHS = frozenset(BATCHED) | OTHER_PATHS

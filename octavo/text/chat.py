@@ -86,7 +86,7 @@ class ChatFormat:
         self._sources = {"default": template} if template is not None else tokenizer.chat_templates
         self._tool_format = tool_format
         self._specials = {i: token for i in tokenizer.special_ids if (token := tokenizer.id_to_token(i))}
-        source = self._sources.get("default") or next(iter(self._sources.values()), "")
+        self.source = source = self._sources.get("default") or next(iter(self._sources.values()), "")
         if reasoning_format == "auto":
             self.reasoning = detect_reasoning(source)
         else:
