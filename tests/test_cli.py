@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,57 @@ def test_generate_equals_the_offline_class(data: Path) -> None:
         expected = llm.generate("Hello", SamplingParams(temperature=0, max_tokens=20))[0].outputs[0].text
     assert run("generate", model, "Hello", "--max-tokens", 20).stdout == expected + "\n"
     assert run("generate", model, "--max-tokens", 20, stdin="Hello").stdout == expected + "\n"
+
+
+def test_generate_reads_files_and_writes_text_or_jsonl(data: Path, tmp_path: Path) -> None:
+    model, flags = data / "arch" / "llama", ["--max-tokens", 8]
+    prompts = ["Hello", "two\nlines", "Good day"]
+    chat = {"messages": [{"role": "user", "content": "Hello"}], "max_completion_tokens": 4, "n": 2, "seed": 5}
+    with LLM(str(model), kv_cache_memory="4MiB") as llm:
+        greedy = SamplingParams(temperature=0, max_tokens=8)
+        expected = [output.outputs[0].text for output in llm.generate(prompts, greedy)]
+        params = SamplingParams(temperature=0, max_tokens=4, n=2, seed=5)
+        talked = [choice.text for choice in llm.chat(chat["messages"], params)[0].outputs]
+    whole, lines, jsonl, out = (tmp_path / name for name in ("whole.txt", "lines.txt", "in.jsonl", "out.jsonl"))
+    whole.write_text(prompts[1])
+    assert run("generate", model, "--file", whole, *flags).stdout == expected[1] + "\n"
+    lines.write_text(f"{prompts[0]}\n\n{prompts[2]}\r\n")
+    done = run("generate", model, "-f", lines, "--format", "lines", *flags)
+    assert done.stdout == f"{expected[0]}\n{expected[2]}\n", done.stderr
+    jsonl.write_text("\n".join(map(json.dumps, [prompts[1], chat, {"prompt": prompts[0], "logprobs": 1}])))
+    assert run("generate", model, "-f", jsonl, "-o", out, "--json", *flags).stdout == ""
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    assert answers[0]["choices"][0]["text"] == expected[1]
+    assert [choice["message"]["content"] for choice in answers[1]["choices"]] == talked
+    assert len(answers[2]["choices"][0]["logprobs"]["token_logprobs"]) == answers[2]["usage"]["completion_tokens"] == 8
+    piped = run("generate", model, "-f", "-", "--format", "jsonl", *flags, stdin=jsonl.read_text()).stdout
+    assert piped == "".join(f"{text}\n" for text in [expected[1], *talked, expected[0]])
+
+
+@pytest.mark.parametrize(
+    ("stdin", "flags", "says"),
+    [
+        ('"a"\n{"prompt": "b", "colour": 1}', ["--format", "jsonl"], "prompt 2: unknown field: colour"),
+        ('"a"\n{"prompt": ', ["--format", "jsonl"], "line 2 is neither"),
+        ('{"prompt": "b", "stream": true}', ["--format", "jsonl"], "stream"),
+        ("\n\n", ["--format", "lines"], "no prompts"),
+        ("a", ["--format", "csv"], "text, lines, jsonl"),
+        ("a", ["--file", "nowhere.txt"], "nowhere.txt"),
+        ("a", ["Hello", "--file", "nowhere.txt"], "not both"),
+    ],
+)
+def test_generate_names_what_it_cannot_read(data: Path, stdin: str, flags: list[str], says: str) -> None:
+    done = run("generate", data / "arch" / "llama", *flags, stdin=stdin)
+    assert done.returncode == 2
+    assert says in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_shell_completion_can_be_had() -> None:
+    assert "--install-completion" in run("--help").stdout
+    words = {"_OCTAVO_COMPLETE": "complete_bash", "COMP_WORDS": "octavo ge", "COMP_CWORD": "1"}
+    code = "from octavo.cli.main import app; app(prog_name='octavo')"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **words}, capture_output=True, text=True)
+    assert done.stdout.split() == ["generate"]
 
 
 def test_chat_answers_each_line(data: Path) -> None:

@@ -1,53 +1,29 @@
-"""`octavo generate` and `octavo chat`: a model in the terminal."""
+"""`octavo chat`: a conversation in the terminal."""
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from octavo.cli.commands import COMMANDS, Leave, run_command
+from octavo.cli.conversation import Conversation, Piece
 from octavo.cli.local import LocalModel
-from octavo.cli.options import with_config
+from octavo.cli.options import MaxTokens, TopK, TopP, with_config
+from octavo.cli.screen import LineReader, Reader, TextWriter, Writer
 from octavo.config import ConfigError, EngineConfig
-from octavo.request import ParameterError, SamplingParams
+from octavo.engine.client import EngineError
 
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", metavar="N", help="Most tokens to generate.")]
-Temperature = Annotated[
-    float,
-    typer.Option("--temperature", metavar="X", help="0 always takes the likeliest token; 1 draws as the model says."),
-]
-TopP = Annotated[float, typer.Option("--top-p", metavar="X", help="Draw among the likeliest that make up this share.")]
-TopK = Annotated[int, typer.Option("--top-k", metavar="N", help="Draw among this many likeliest. 0: all.")]
-Stop = Annotated[
-    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text. May be repeated.")
-]
+if TYPE_CHECKING:
+    from octavo.cli.remote import RemoteModel
 
+HISTORY = Path("~/.cache/octavo/chat-history")
 
-@with_config(EngineConfig)
-def generate(
-    config: EngineConfig,
-    prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="Text to continue. Default: read from standard input.")
-    ] = None,
-    max_tokens: MaxTokens = 128,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
-    top_k: TopK = 0,
-    stop: Stop = None,
-) -> None:
-    """Continue a text and print what comes as it comes.
-
-    Example: octavo generate demo "The capital of France is"
-    """
-    if prompt is None:
-        if sys.stdin.isatty():
-            raise ConfigError('give the text to continue: octavo generate MODEL "Once upon a time"')
-        prompt = sys.stdin.read()
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, stop=stop or [])
-    with LocalModel(config) as model:
-        model.generate(model.tokenizer.encode(prompt), params, _write, continues=True)
-        _write("\n")
+_NAMED = {"max_tokens", "temperature", "top_p", "top_k", "seed"}
 
 
 @with_config(EngineConfig)
@@ -57,63 +33,99 @@ def chat(
         str | None, typer.Option("--system", metavar="TEXT", help="What the model is told first.")
     ] = None,
     max_tokens: MaxTokens = None,
-    temperature: Temperature = 0.7,
+    temperature: Annotated[
+        float, typer.Option("--temperature", metavar="X", help="0 always takes the likeliest token.")
+    ] = 0.7,
     top_p: TopP = 0.95,
-    top_k: TopK = 0,
+    top_k: TopK = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown/--no-markdown", help="Format answers, where they go to a terminal.")
+    ] = True,
+    history: Annotated[
+        bool, typer.Option("--history/--no-history", help=f"Remember what is typed, in {HISTORY}.")
+    ] = True,
+    api_key: Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="Of the server behind a URL.")] = None,
 ) -> None:
-    """Talk to a model in the terminal. It remembers the conversation until you leave.
+    """Talk to a model in the terminal: MODEL, or the URL of a server. /help shows what else can be said.
 
-    Example: octavo chat demo
+    Example: octavo chat demo, or octavo chat http://127.0.0.1:8000
     """
-    from octavo.text.chat import ChatFormat, ChatOptions
+    given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": config.seed}
+    settings = {name: value for name, value in given.items() if value is not None}
+    with _source(config, api_key) as source:
+        conversation = Conversation(source, {}, system)
+        for name, value in settings.items():
+            conversation.set(name, value)
+        reader, writer = _terminal(markdown, history)
+        if sys.stdin.isatty():
+            print(f"{source.name}. /help shows commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+        _talk(conversation, reader, writer)
 
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k)
-    first = [{"role": "system", "content": system}] if system else []
-    interactive = sys.stdin.isatty()
-    with LocalModel(config) as model:
-        form = ChatFormat(model.tokenizer)
-        if interactive:
-            import readline  # noqa: F401  gives input() its editing and history
 
-            print(f"{model.name}. /clear forgets the conversation, Ctrl-C stops an answer, Ctrl-D leaves.")
-        messages = list(first)
-        while (line := _ask("> " if interactive else "")) is not None:
-            if line == "/clear":
-                messages = list(first)
-            if not line or line == "/clear":
+def _source(config: EngineConfig, api_key: str | None) -> LocalModel | RemoteModel:
+    if not config.model.startswith(("http://", "https://")):
+        if api_key is not None:
+            raise ConfigError("--api-key goes with the URL of a server")
+        return LocalModel(config)
+    from octavo.cli.remote import RemoteModel
+
+    changed = [
+        name for name, default in vars(EngineConfig()).items()
+        if name not in ("model", "seed") and getattr(config, name) != default
+    ]  # fmt: skip
+    if changed:
+        raise ConfigError(f"{changed[0]} is a matter of the server at {config.model}")
+    return RemoteModel(config.model, api_key)
+
+
+def _terminal(markdown: bool, history: bool) -> tuple[Reader, Writer]:
+    able = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    writer: Writer = TextWriter()
+    if able and markdown:
+        from rich.console import Console
+
+        from octavo.cli.screen import MarkdownWriter
+
+        writer = MarkdownWriter(Console())
+    if not sys.stdin.isatty():
+        return LineReader(""), writer
+    if not able:
+        return LineReader("> " if sys.stdout.isatty() else ""), writer
+    from octavo.cli.screen import TerminalReader
+
+    return TerminalReader(list(COMMANDS), HISTORY.expanduser() if history else None), writer
+
+
+def _talk(conversation: Conversation, reader: Reader, writer: Writer) -> None:
+    """Until the user leaves. In a pipe an interrupt ends it all, at a terminal the answer."""
+    while (line := reader.read()) is not None:
+        if not line:
+            continue
+        begun: list[bool] = []
+
+        def write(piece: Piece, begun: list[bool] = begun) -> None:
+            begun.append(True)
+            writer.write(piece)
+
+        try:
+            _say(conversation, line, write)
+        except Leave:
+            return
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+        except (ValueError, OSError, EngineError) as e:
+            print(f"error: {e}", file=sys.stderr)
+            if not begun:
                 continue
-            messages.append({"role": "user", "content": line})
-            written: list[str] = []
-
-            def write(text: str, written: list[str] = written) -> None:
-                written.append(text)
-                _write(text)
-
-            try:
-                prompt_ids = form.encode(form.prompt(messages, ChatOptions()).text)
-                model.generate(prompt_ids, params, write, continues=False)
-            except ParameterError as e:
-                print(f"{e} (/clear begins anew)", file=sys.stderr)
-                messages.pop()
-                continue
-            except KeyboardInterrupt:
-                if not interactive:
-                    raise
-            _write("\n")
-            messages.append({"role": "assistant", "content": "".join(written)})
+        if begun or not line.startswith("/"):
+            writer.end()
 
 
-def _ask(prompt: str) -> str | None:
-    """A line; None at the end of the input."""
-    try:
-        return input(prompt).strip()
-    except EOFError:
-        return None
-    except KeyboardInterrupt:
-        print()
-        return ""
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+def _say(conversation: Conversation, line: str, write: Callable[[Piece], None]) -> None:
+    if not line.startswith("/"):
+        conversation.ask(line, write)
+        return
+    told = run_command(conversation, line, write)
+    if told is not None:
+        print(told)

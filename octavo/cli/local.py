@@ -1,4 +1,4 @@
-"""A model for the commands that need one: found or fetched, its engine started, its tokenizer loaded."""
+"""A model for the commands that need one: found or fetched, its engine started, its answers those of a server."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import asyncio
 import dataclasses
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from octavo.config import EngineConfig
+import msgspec
+
+from octavo.cli.source import OnChunk, read_chunk, refusal
+from octavo.config import EngineConfig, ServerConfig
 from octavo.engine.client import EngineClient
-from octavo.engine.messages import Add, Ready
-from octavo.request import SamplingParams
+
+if TYPE_CHECKING:
+    from octavo.server.answer import Answer
 
 C = TypeVar("C", bound=EngineConfig)
+T = TypeVar("T")
 
 
 def resolve(config: C) -> tuple[C, str]:
@@ -34,58 +39,98 @@ def tell(line: str) -> None:
 
 
 class LocalModel:
-    """An engine process and its tokenizer, for one conversation at a time."""
+    """The routes of a server without HTTP: an engine process, and what turns bodies into answers in this one."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises EngineError, CheckpointError or ConfigError with one line for the user."""
         config, self.name = resolve(config)
-        self._seed = config.seed
-        self._count = 0
+        options = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+        served = ServerConfig(**options, strict=True)  # a field that nobody knows is a mistake
         self._client = EngineClient.launch(config)
-        from octavo.text.tokenizer import load_tokenizer  # while the engine loads
-
         self._runner = asyncio.Runner()
         try:
-            self.tokenizer = load_tokenizer(Path(config.model))
-            self.ready: Ready = self._runner.run(self._client.ready())
+            from octavo.server.service import Service  # while the engine loads
+            from octavo.text.tokenizer import load_tokenizer
+
+            self._service = Service(served, self._client, self.name)
+            self._service.loaded(load_tokenizer(Path(config.model)), None)
+            self._runner.run(self._client.ready())
         except BaseException:
             self.close()
             raise
 
-    def generate(
-        self, prompt_ids: list[int], params: SamplingParams, write: Callable[[str], None], *, continues: bool
-    ) -> str:
-        """Write the text as it comes; the whole of it. An interrupt ends the generation and is raised on.
+    def check(self, path: str, body: dict[str, Any]) -> None:
+        """Raises ParameterError where the answer to `body` would be refused."""
+        self._prepared(path, body)
 
-        continues: the text goes on where the prompt ends, it is no answer to it.
-        Raises ParameterError where the prompt does not fit.
+    def stream(self, path: str, body: dict[str, Any], on_chunk: OnChunk) -> None:
+        """Answer a body piece by piece. An interrupt ends the answer and is raised on.
+
+        Raises ParameterError where it is refused, EngineError where it fails.
         """
-        from octavo.text.output import ChoiceOutput
+        from octavo.server.answer import events
 
-        self._count += 1
-        seed = self._seed if self._seed is not None else int.from_bytes(os.urandom(8), "little")
-        add = Add(str(self._count), prompt_ids, params, seed)
-        output = ChoiceOutput(self.tokenizer, params, prompt_ids if continues else ())
-        parts: list[str] = []
+        answer = self._prepared(path, {**body, "stream": True})
 
         async def follow() -> None:
-            async with aclosing(self._client.submit(add)) as stream:
-                async for progress in stream:
-                    delta = output.push(progress)
-                    if delta.error:
-                        raise RuntimeError(delta.error)
-                    if delta.text:
-                        parts.append(delta.text)
-                        write(delta.text)
-                    if output.finish_reason is not None:
-                        return
+            async with aclosing(events(answer)) as stream:
+                async for event in stream:
+                    for line in event.splitlines():
+                        if (chunk := read_chunk(line)) is not None:
+                            on_chunk(chunk)
 
-        self._runner.run(follow())
-        return "".join(parts)
+        self._run(follow())
+
+    def answer_all(
+        self, requests: Sequence[tuple[str, dict[str, Any]]], on_answer: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """Answer (path, body) pairs together, and hand over the answers in their order.
+
+        Raises ParameterError, naming the number of the request, before anything is computed.
+        """
+        from octavo.request import ParameterError
+
+        answers = []
+        for number, (path, body) in enumerate(requests, 1):
+            try:
+                answers.append(self._prepared(path, body))
+            except ParameterError as e:
+                raise ParameterError(e.param, f"prompt {number}: {e}" if len(requests) > 1 else str(e)) from None
+
+        async def answer_each() -> None:
+            tasks = [asyncio.ensure_future(answer.body()) for answer in answers]
+            try:
+                for task in tasks:
+                    on_answer(await task)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+        self._run(answer_each())
 
     def close(self) -> None:
         self._runner.run(self._client.close())
         self._runner.close()
+
+    def _prepared(self, path: str, body: dict[str, Any]) -> Answer:
+        from octavo.server.access import Caller
+        from octavo.server.calls import Call
+        from octavo.server.errors import ApiError
+        from octavo.server.routes import ANSWERS
+
+        try:
+            return ANSWERS[path](self._service, msgspec.json.encode(body), Call(os.urandom(12).hex(), Caller()))[0]
+        except ApiError as e:
+            raise refusal(e.status, e.message, e.param) from None
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        from octavo.server.errors import ApiError
+
+        try:
+            return self._runner.run(work)
+        except ApiError as e:
+            raise refusal(e.status, e.message, e.param) from None
 
     def __enter__(self) -> Self:
         return self

@@ -13,19 +13,19 @@ import octavo.cli.batch as batch
 import octavo.cli.bench as bench
 import octavo.cli.chat as chat
 import octavo.cli.files as files
+import octavo.cli.generate as generate
 import octavo.cli.serve as serve
 
 app = typer.Typer(
     name="octavo",
     help="Serve large language models from a plain CPU. Begin with `octavo serve` or `octavo chat`.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: whole flag names at any width
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("serve")(serve.serve)
-app.command("generate")(chat.generate)
+app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("batch")(batch.batch)
 app.command("show")(files.show)

@@ -17,6 +17,10 @@ from octavo.config import ConfigError, EngineConfig, parse_size
 
 C = TypeVar("C", bound=EngineConfig)
 
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", metavar="N", help="Most tokens to generate.")]
+TopP = Annotated[float, typer.Option("--top-p", metavar="X", help="Draw among the likeliest that make up this share.")]
+TopK = Annotated[int | None, typer.Option("--top-k", metavar="N", help="Draw among this many likeliest. 0: all.")]
+
 
 def with_config(
     kind: type[C], first: str = "", only: Collection[str] | None = None

@@ -20,6 +20,7 @@ from octavo.server.calls import Calls, call_of
 from octavo.server.chat import chat
 from octavo.server.completions import completion
 from octavo.server.debug import add_debug_routes
+from octavo.server.docs import add_docs_route
 from octavo.server.embeddings import EMBEDDINGS, embeddings
 from octavo.server.errors import ApiError, json_response
 from octavo.server.files import files_router
@@ -105,6 +106,7 @@ def routes(service: Service) -> FastAPI:
         """Of the server."""
         return json_response({"version": __version__})
 
+    add_docs_route(app)
     add_openapi_route(app)
 
     @app.exception_handler(ApiError)

@@ -15,14 +15,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.config import RequestLog
 from octavo.server.access import Caller, Keys
+from octavo.server.docs import DOCS
 from octavo.server.errors import ANTHROPIC, ApiError
 from octavo.server.metrics import Metrics
 from octavo.server.tracing import Tracer
 
 LOG = logging.getLogger("octavo.requests")
 
-OPEN_PATHS = ("/health",)
-"""Need no API key: liveness, which says nothing about anybody."""
+OPEN_PATHS = ("/health", DOCS)
+"""Need no API key: liveness, which says nothing about anybody, and the page that asks for a key to read the rest."""
 
 QUIET_PATHS = ("/health", "/health/ready", "/metrics")
 """Polled by machines: logged only where they fail."""
