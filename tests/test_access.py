@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,11 @@ key = "carol-key"
 tenant = "alice"
 max_concurrent = 1
 requests_per_minute = 2
+
+[[key]]
+name = "dave"
+key = "dave-key"
+tokens_per_minute = 600
 """
 
 
@@ -182,6 +188,16 @@ def test_quotas_are_told(server: Server) -> None:
     assert httpx.get(server.url + "/v1/models", headers=bearer("carol-key")).status_code == 200  # no generation
 
 
+def test_what_is_refused_takes_nothing_of_a_quota(server: Server) -> None:
+    """Nor does it in the log: of a prompt that was never begun no token is counted."""
+    too_long = {"prompt": PROMPT * 9, "max_tokens": 1}
+    answers = [httpx.post(server.url + COMPLETIONS, json=too_long, headers=bearer("dave-key")) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [400] * 3
+    fits = {"prompt": PROMPT * 7, "max_tokens": 1}
+    answers = [httpx.post(server.url + COMPLETIONS, json=fits, headers=bearer("dave-key")) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+
+
 def test_request_ids(server: Server) -> None:
     for path in ("/version", "/nowhere", "/health"):
         assert server.http.get(path, headers={"x-request-id": "abc-123"}).headers["x-request-id"] == "abc-123"
@@ -229,10 +245,21 @@ def test_log_lines(data: Path) -> None:
     assert "temperature" in refused["error"]
 
 
+def logged(server: Server, id: str) -> list[dict[str, Any]]:
+    """All lines, once one is about this answer: it is written behind it."""
+    errors = Path(f"/proc/self/fd/{server.errors.fileno()}")  # opened anew: the server writes where its own one stands
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        lines = [json.loads(line) for line in errors.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        if any(line.get("id") == id for line in lines):
+            return lines
+        time.sleep(0.01)
+    raise AssertionError(f"nothing is logged about {id}")
+
+
 def test_log_with_texts(server: Server) -> None:
     answer = server.complete(prompt="a secret", max_tokens=2, temperature=0, ignore_eos=True)
-    server.errors.seek(0)
-    lines = [json.loads(line) for line in server.errors.read().splitlines()]
+    lines = logged(server, answer["id"])
     (line,) = (line for line in lines if line.get("id") == answer["id"])
     assert line["key"] == "alice"
     assert line["prompts"] == ["a secret"]

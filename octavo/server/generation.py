@@ -75,7 +75,6 @@ class Generation:
         self._metrics = metrics
         self._call = call
         call.answer_id = id
-        call.num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self.tokenizer = tokenizer
         self.prompts = prompts
         self.params = params
@@ -133,6 +132,8 @@ class Generation:
             raise ApiError(500, str(e), code="engine_dead") from None
         except ValueError as e:  # the last use of the id has not quite ended
             raise bad_request(str(e), "request_id") from None
+        # Only now: what is refused takes nothing of a quota.
+        self._call.num_prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """(choice, delta) as they come; the last delta of a choice has a finish_reason.
@@ -171,7 +172,7 @@ class Generation:
             raise bad_request(f"a request with the id {self.id} is being served", "request_id")
         self.begin()
         self._live[self.id] = self
-        self._metrics.begin(len(self.prompts), sum(len(p.token_ids) for p in self.prompts))
+        self._metrics.begin(len(self.prompts), self._call.num_prompt_tokens)
         try:
             async with aclosing(_merge(self._streams)) as steps:
                 async for p, progress in steps:
