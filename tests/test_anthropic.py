@@ -33,7 +33,9 @@ CACHED = {"type": "ephemeral"}
 
 @pytest.fixture(scope="module")
 def server(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with thinking_server(data, tmp_path_factory.mktemp("model"), "--api-key", "secret") as running:
+    with thinking_server(
+        data, tmp_path_factory.mktemp("model"), "--api-key", "secret", "--sse-ping-seconds", "0.001"
+    ) as running:
         running.http.headers["x-api-key"] = "secret"
         yield running
 
@@ -55,7 +57,7 @@ def ask(server: Server, **fields: Any) -> dict[str, Any]:
     return message
 
 
-def stream(server: Server, **fields: Any) -> list[dict[str, Any]]:
+def stream(server: Server, pings: bool = False, **fields: Any) -> list[dict[str, Any]]:
     """The events, each of which has the name of its type."""
     with server.http.stream("POST", MESSAGES, json=body(stream=True, **fields)) as response:
         assert response.status_code == 200, response.read()
@@ -63,7 +65,7 @@ def stream(server: Server, **fields: Any) -> list[dict[str, Any]]:
     names = [line.removeprefix("event: ") for line in lines[::2]]
     events = [json.loads(line.removeprefix("data: ")) for line in lines[1::2]]
     assert names == [event["type"] for event in events]
-    return [event for event in events if event["type"] != "ping"]
+    return [event for event in events if pings or event["type"] != "ping"]
 
 
 def sdk(fields: dict[str, Any]) -> dict[str, Any]:
@@ -165,6 +167,11 @@ def test_events_come_in_order(server: Server) -> None:
             assert event["delta"]["type"] == delta_of[kinds[-1]]
         assert event["index"] == index
     assert kinds[:2] == ["thinking", "tool_use"]
+
+
+def test_silent_streams_get_pings(server: Server) -> None:
+    """All streams here do: the server waits a millisecond only."""
+    assert {"type": "ping"} in stream(server, pings=True, max_tokens=200)
 
 
 def test_tool_round_trip(client: anthropic.Anthropic) -> None:

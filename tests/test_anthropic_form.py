@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from octavo.request import FinishReason, Retention
+from octavo.request import FinishReason, ParameterError, Reasoning, Retention
 from octavo.server.anthropic_answer import Blocks, whole
 from octavo.server.anthropic_cache import Marked, mark
 from octavo.server.anthropic_messages import Conversation, chat_form, read_conversation
@@ -20,7 +21,7 @@ from octavo.text.chat import ChatFormat, ChatOptions, ChatPrompt
 from octavo.text.output import Delta
 from octavo.text.tokenizer import load_tokenizer
 from octavo.text.tools.offer import read_offer
-from tests.thinker import TEMPLATE
+from tests.thinker import END, START, TEMPLATE, add_special_tokens
 
 CACHED = {"type": "ephemeral"}
 TOOL = {"name": "f", "input_schema": {"type": "object", "properties": {"x": {}}}}
@@ -170,6 +171,29 @@ def test_breakpoints_are_found_in_the_prompt(form: ChatFormat) -> None:
     assert 0 < tools.num_tokens < len(ids)
     nothing, _ = marked(form, read([{"role": "user", "content": "x"}]))
     assert nothing.retention() is None
+
+
+HELLO = [{"role": "user", "content": "x"}]
+SWITCHED = TEMPLATE.replace("{% if thinking %}<think>", "{% if enable_thinking %}<think>")
+OPENED = TEMPLATE.replace("{% if thinking %}<think>{% endif %}", "<think>")
+
+
+def test_thinking_is_turned_on_and_off(data: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(data / "arch" / "llama", model)
+    add_special_tokens(model, {"<think>": START, "</think>": END})
+    tokenizer = load_tokenizer(model)
+    for template in (TEMPLATE, SWITCHED):
+        form = ChatFormat(tokenizer, template)
+        assert form.prompt(HELLO, ChatOptions(thinking=True)).opened
+        for thinking in (False, None):
+            prompt = form.prompt(HELLO, ChatOptions(thinking=thinking))
+            assert not prompt.opened and prompt.reasoning is not None
+            assert prompt.reasoning.budget == (0 if thinking is False else None)
+    always = ChatFormat(tokenizer, OPENED).prompt(HELLO, ChatOptions(thinking=False))
+    assert always.opened and always.reasoning == Reasoning(start=None, end=END, budget=0)
+    with pytest.raises(ParameterError, match="thinking cannot be disabled"):
+        ChatFormat(tokenizer, TEMPLATE, tool_format="harmony").prompt(HELLO, ChatOptions(thinking=False))
 
 
 def test_usage_adds_up() -> None:
