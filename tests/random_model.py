@@ -73,12 +73,13 @@ def random_model(seed: int = 0, stored: str = "F32", **changes: Any) -> InMemory
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
     if not c["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, hidden)
+    out_bias = "attention_out_bias" if "attention_out_bias" in c else "attention_bias"
     for i in range(c["num_hidden_layers"]):
         p = f"model.layers.{i}."
         shapes |= {p + "input_layernorm.weight": (hidden,), p + "post_attention_layernorm.weight": (hidden,)}
         for module, (rows, cols), bias in (
             ("self_attn.q_proj", (q, hidden), "attention_bias"), ("self_attn.k_proj", (kv, hidden), "attention_bias"),
-            ("self_attn.v_proj", (kv, hidden), "attention_bias"), ("self_attn.o_proj", (hidden, q), "attention_bias"),
+            ("self_attn.v_proj", (kv, hidden), "attention_bias"), ("self_attn.o_proj", (hidden, q), out_bias),
             ("mlp.gate_proj", (inner, hidden), "mlp_bias"), ("mlp.up_proj", (inner, hidden), "mlp_bias"),
             ("mlp.down_proj", (hidden, inner), "mlp_bias"),
         ):  # fmt: skip

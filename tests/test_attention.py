@@ -67,7 +67,7 @@ def model(
     b.layer = 0
     parts = b.split(b.linear(x, {"q": q, "k": kv_cols, "v": kv_cols}), q, kv_cols, kv_cols)
     inv_freq = tuple(1000.0 ** (-2 * i / DIM) for i in range(DIM // 2))
-    rotated = [b.rope(part, DIM, inv_freq, name) for part, name in zip(parts, "qk", strict=False)]
+    rotated = [b.rope(part, DIM, inv_freq, name=name) for part, name in zip(parts, "qk", strict=False)]
     y = b.attention(*rotated, parts[2], group, DIM**-0.5, softcap, slopes, "sinks" if sinks else None)
     y = b.add(x, b.linear(y, {"o": HIDDEN}))
     b.layer = -1

@@ -19,6 +19,7 @@ from octavo.backends.diff import greedy, make_step
 from octavo.graph.fuse import count, fuse
 from octavo.models import build_graph
 from octavo.weights.checkpoint import open_checkpoint
+from tests.small_fixtures import ALL
 
 DATA = Path(__file__).parent / "data"
 LIMITS = Limits(max_tokens=160, max_rows=160, max_seqs=8, max_model_len=1200)
@@ -31,9 +32,6 @@ MODELS = {
     "f32": (DATA / "arch/llama", "f32"),
     "bf16": (DATA / "arch/llama", "auto"),
 }
-EXPECTED = ["arch/llama", "arch/llama_rope_linear", "arch/llama_rope_llama3"] + [
-    f"gguf/tiny-llama-{kind}.gguf" for kind in ("f16_bf16", "q8_0", "q4_0", "q4_1")
-]
 Loaded = tuple[CpuProgram, CpuState]
 
 
@@ -114,7 +112,7 @@ def test_every_level_runs_and_agrees_with_itself(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", _native.isa_levels())
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", ALL)
 def test_float32_logits_of_the_fixtures(name: str, isa: str) -> None:
     """Within 2e-3 of transformers' float32 values, in chunks of 1, small and full steps."""
     path = DATA / name

@@ -14,10 +14,9 @@ from octavo.models import build_graph
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.spec import Checkpoint
 from tests.random_model import WINDOWS, random_model
+from tests.small_fixtures import FAMILIES, GGUF
 
-MODELS = ["arch/llama", "arch/llama_rope_llama3"] + [
-    f"gguf/tiny-llama-{kind}.gguf" for kind in ("f16_bf16", "q8_0", "q4_0", "q4_1")
-]
+MODELS = ["arch/llama", "arch/llama_rope_yarn", *FAMILIES, *GGUF]
 LEVELS = _native.isa_levels()
 
 
@@ -37,7 +36,7 @@ def test_every_level(data: Path, model: str, isa: str) -> None:
 
 
 @pytest.mark.parametrize("activations", ["bf16", "f32"])
-@pytest.mark.parametrize("model", MODELS[2:])
+@pytest.mark.parametrize("model", GGUF)
 def test_strict_modes(data: Path, model: str, activations: str) -> None:
     check(open_checkpoint(data / model), activations, LEVELS[-1])
 

@@ -20,11 +20,9 @@ from octavo.graph.verify import FUSED, GraphError, verify
 from octavo.models import build_graph
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.formats import packed_bytes
+from tests.small_fixtures import ALL
 
 GOLDEN = Path(__file__).parent / "golden" / "fusions.json"
-MODELS = ["arch/llama", "arch/llama_rope_linear", "arch/llama_rope_llama3"] + [
-    f"gguf/tiny-llama-{kind}.gguf" for kind in ("f16_bf16", "q8_0", "q4_0", "q4_1")
-]
 
 
 class Shapes:
@@ -63,7 +61,7 @@ def chain(
     qkv = b.linear(b.rms_norm(x, "norm.weight", 1e-5), {"q": 32, "k": 16, "v": 16}, bias)
     q, k, v = b.split(qkv, 32, 16, 16)
     inv_freq = tuple(0.5**i for i in range(8))
-    y = b.attention(b.rope(q, 16, inv_freq, "q"), b.rope(k, 16, inv_freq, "k"), v, group, 0.25)
+    y = b.attention(b.rope(q, 16, inv_freq, name="q"), b.rope(k, 16, inv_freq, name="k"), v, group, 0.25)
     o = b.linear(y, {"o": 32}, bias)
     x = b.add(x, o)
     if extra_reader:
@@ -235,7 +233,7 @@ def test_golden_counts(data: Path, activations: str) -> None:
     """Operations and barriers of every model of the suite, fused and as planned for 64 tokens."""
     golden = json.loads(GOLDEN.read_text())[activations]
     found = {}
-    for model in MODELS:
+    for model in ALL:
         fused = verify(fuse(build_graph(open_checkpoint(data / model), activations), FUSED))
         found[model] = {**count(fused), "barriers": len(plan(fused, 64, 64).barriers)}
     assert found == golden

@@ -15,23 +15,13 @@ from octavo import LLM, ParameterError, RequestOutput, SamplingParams
 from octavo.backends.base import StepBatch, StepHandle
 from octavo.config import ConfigError
 from octavo.weights.spec import CheckpointError
+from tests.small_fixtures import ALL
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=2)
 
 MARGINS = {"f32": 0.01, "auto": 0.5}
 """Smallest difference of the best two logits at which the argmax must agree with float32 (table in the fixtures'
 README): float32 throughout; int8 or bf16 activations against float32."""
-
-FLOAT32 = [
-    "arch/llama",
-    "arch/llama_rope_linear",
-    "arch/llama_rope_llama3",
-    "gguf/tiny-llama-f16_bf16.gguf",
-    "gguf/tiny-llama-q8_0.gguf",
-    "gguf/tiny-llama-q4_0.gguf",
-    "gguf/tiny-llama-q4_1.gguf",
-]
-
 
 def expected_of(model: Path) -> Any:
     return np.load(model / "expected.npz" if model.is_dir() else model.with_suffix(".expected.npz"))
@@ -43,7 +33,7 @@ def tiny(data: Path) -> LLM:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-@pytest.mark.parametrize("name", FLOAT32)
+@pytest.mark.parametrize("name", ALL)
 def test_greedy_in_float32(data: Path, name: str, backend: str) -> None:
     expected = expected_of(data / name)
     llm = LLM(str(data / name), activations="f32", backend=backend, max_num_batched_tokens=64, max_num_seqs=8)
@@ -86,7 +76,7 @@ def check_against(oracle: LLM, outputs: list[RequestOutput], margin: float) -> i
     return num_clear
 
 
-@pytest.mark.parametrize("name", FLOAT32)
+@pytest.mark.parametrize("name", ALL)
 def test_greedy_in_the_own_format_equals_the_oracle(data: Path, name: str) -> None:
     expected = expected_of(data / name)
     prompts = [{"prompt_token_ids": expected[f"ids_{i}"].tolist()} for i in range(3)]

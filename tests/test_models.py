@@ -12,21 +12,28 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo.backends.reference import ReferenceBackend, forward_logits
+from octavo.config import ConfigError, EngineConfig
+from octavo.engine.core import Engine
 from octavo.graph.ir import DType
-from octavo.models import build_graph, parts
+from octavo.models import build_graph, rope
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.spec import Checkpoint, CheckpointError
-from tests.random_model import CONFIG, WINDOWS, InMemory, random_model
+from tests.random_model import CONFIG, WINDOWS, InMemory, random_model, save
+from tests.small_fixtures import FAMILIES, GGUF, ROPES
 
 F32 = NDArray[np.float32]
-ARCH = ["arch/llama", "arch/llama_rope_linear", "arch/llama_rope_llama3"]
-GGUF = [f"gguf/tiny-llama-{kind}" for kind in ("f16_bf16", "q8_0", "q4_0", "q4_1")]
+QWEN2: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 3, "attention_bias": True, "attention_out_bias": False,
+}  # fmt: skip
 
 
 def naive_logits(model: InMemory, ids: list[int], inv_freq: list[float]) -> NDArray[np.float64]:
     """Llama written again from its papers, in float64, a token and a head at a time."""
     c, w = model.config, {name: tensor.astype(np.float64) for name, tensor in model.tensors.items()}
     d, group = c["head_dim"], c["num_attention_heads"] // c["num_key_value_heads"]
+    neighbours = c["architectures"] == ["Ernie4_5ForCausalLM"]
+    partners = [(2 * i, 2 * i + 1) if neighbours else (i, i + d // 2) for i in range(d // 2)]
+    every = c.get("no_rope_layer_interval", c["num_hidden_layers"] + 1)
 
     def norm(x: Any, name: str) -> Any:
         return x / math.sqrt(float(np.mean(x * x)) + c["rms_norm_eps"]) * w[name]
@@ -35,11 +42,14 @@ def naive_logits(model: InMemory, ids: list[int], inv_freq: list[float]) -> NDAr
         return w[name + ".weight"] @ x + w.get(name + ".bias", 0.0)
 
     def rotate(head: Any, position: int) -> Any:
-        pairs = [complex(head[i], head[i + d // 2]) for i in range(d // 2)]
+        pairs = [complex(head[i], head[j]) for i, j in partners]
         turned = [
             z * complex(math.cos(position * f), math.sin(position * f)) for z, f in zip(pairs, inv_freq, strict=True)
         ]
-        return np.array([z.real for z in turned] + [z.imag for z in turned])
+        result = np.zeros(d)
+        for (i, j), z in zip(partners, turned, strict=True):
+            result[i], result[j] = z.real, z.imag
+        return result
 
     caches: list[list[tuple[Any, Any]]] = [[] for _ in range(c["num_hidden_layers"])]
     logits = []
@@ -49,13 +59,15 @@ def naive_logits(model: InMemory, ids: list[int], inv_freq: list[float]) -> NDAr
             p = f"model.layers.{i}."
             h = norm(x, p + "input_layernorm.weight")
             q, k, v = (apply(f"{p}self_attn.{name}_proj", h).reshape(-1, d) for name in "qkv")
-            cache.append((np.array([rotate(head, position) for head in k]), v))
+            at = position if (i + 1) % every else 0
+            cache.append((np.array([rotate(head, at) for head in k]), v))
             heads = []
             for j, head in enumerate(q):
                 kinds = c.get("layer_types") or ["sliding_attention"] * len(caches)
-                window = c.get("sliding_window") if kinds[i] == "sliding_attention" else None
+                windowed = kinds[i] == "sliding_attention" and i >= c.get("max_window_layers", 0)
+                window = c.get("sliding_window") if windowed else None
                 seen = cache[-window:] if window else cache
-                scores = np.array([rotate(head, position) @ keys[j // group] for keys, _ in seen]) / math.sqrt(d)
+                scores = np.array([rotate(head, at) @ keys[j // group] for keys, _ in seen]) / math.sqrt(d)
                 p_j = np.exp(scores - scores.max())
                 heads.append(sum(a * values[j // group] for a, (_, values) in zip(p_j / p_j.sum(), seen, strict=True)))
             x = x + apply(p + "self_attn.o_proj", np.concatenate(heads))
@@ -88,14 +100,14 @@ def check_expected(checkpoint: Checkpoint, expected: Any) -> None:
         assert differs.size == 0 or expected[f"gen_margin_{i}"][differs[0]] < 0.01
 
 
-@pytest.mark.parametrize("name", ARCH)
+@pytest.mark.parametrize("name", ROPES + FAMILIES)
 def test_safetensors_fixtures(data: Path, name: str) -> None:
     check_expected(open_checkpoint(data / name), np.load(data / name / "expected.npz"))
 
 
 @pytest.mark.parametrize("name", GGUF)
 def test_gguf_fixtures(data: Path, name: str) -> None:
-    check_expected(open_checkpoint(data / f"{name}.gguf"), np.load(data / f"{name}.expected.npz"))
+    check_expected(open_checkpoint(data / name), np.load((data / name).with_suffix(".expected.npz")))
 
 
 @pytest.mark.parametrize("name", ["arch/llama", "gguf/tiny-llama-q8_0.gguf", "gguf/tiny-llama-q4_1.gguf"])
@@ -129,34 +141,45 @@ def test_own_rounding_stays_near(data: Path, name: str, activations: str) -> Non
         {"architectures": ["MistralForCausalLM"], "sliding_window": 1},
         {"architectures": ["MistralForCausalLM"], "sliding_window": 18},
         {"architectures": ["MistralForCausalLM"], "sliding_window": None},
+        {**QWEN2, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+        {**QWEN2, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0},
+        {"architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_out_bias": False},
+        {"architectures": ["SeedOssForCausalLM"], "attention_bias": False, "attention_out_bias": True},
+        {
+            "architectures": ["SmolLM3ForCausalLM"],
+            "no_rope_layer_interval": 3,
+            "use_sliding_window": False,
+            "sliding_window": None,
+        },
+        {"architectures": ["Ernie4_5ForCausalLM"], "use_bias": True, "attention_bias": True, "mlp_bias": True},
     ],
 )
 def test_against_an_independent_forward_pass(changes: dict[str, Any]) -> None:
     model = random_model(**changes)
-    d = model.config["head_dim"]
+    d, theta = model.config["head_dim"], model.config["rope_theta"]
     ids = np.random.default_rng(1).integers(50, size=19).tolist()
-    want = naive_logits(model, ids, [10000.0 ** (-2 * i / d) for i in range(d // 2)])
+    want = naive_logits(model, ids, [theta ** (-2 * i / d) for i in range(d // 2)])
     assert np.abs(logits_of(model, ids) - want).max() < 2e-5
 
 
 @pytest.mark.parametrize(
-    "rope",
+    "layout",
     [
         {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
         {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
         {"rope_theta": None, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}},
     ],
 )
-def test_both_layouts_of_rope(rope: dict[str, Any]) -> None:
-    got = parts.rope_frequencies({**CONFIG, **rope}, 16, "p")
+def test_both_layouts_of_rope(layout: dict[str, Any]) -> None:
+    got = rope.read({**CONFIG, **layout}, 16, "p").inv_freq
     assert got == pytest.approx([5e5 ** (-i / 8) / 4 for i in range(8)], rel=1e-15)
 
 
 def test_rope_kinds() -> None:
     llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
               "original_max_position_embeddings": 64}  # fmt: skip
-    plain = parts.rope_frequencies(CONFIG, 16, "p")
-    got = parts.rope_frequencies({**CONFIG, "rope_scaling": llama3}, 16, "p")
+    plain = rope.read(CONFIG, 16, "p").inv_freq
+    got = rope.read({**CONFIG, "rope_scaling": llama3}, 16, "p").inv_freq
     turns = [64 * f / (2 * math.pi) for f in plain]
     assert turns[0] > 4 and turns[-1] < 1 and any(1 < t < 4 for t in turns)
     for f, g, t in zip(plain, got, turns, strict=True):
@@ -165,8 +188,73 @@ def test_rope_kinds() -> None:
         else:
             assert f / 8 < g < f
     factors = [1.0 + i for i in range(8)]
-    got = parts.rope_frequencies({**CONFIG, "rope_scaling": {"rope_type": "factors", "factors": factors}}, 16, "p")
+    got = rope.read({**CONFIG, "rope_scaling": {"rope_type": "factors", "factors": factors}}, 16, "p").inv_freq
     assert got == pytest.approx([f / d for f, d in zip(plain, factors, strict=True)])
+
+
+def turns(scaling: dict[str, Any], theta: float = 10000.0, **config: Any) -> tuple[list[float], float]:
+    """Frequencies as multiples of the plain ones, and the factor of cos and sin; a head of 16."""
+    found = rope.read({**CONFIG, "rope_theta": theta, "rope_scaling": scaling, **config}, 16, "p")
+    return [f * theta ** (i / 8) for i, f in enumerate(found.inv_freq)], found.scale
+
+
+def test_yarn() -> None:
+    """Pairs that turn 32 times or more in 4096 positions are kept, those that turn once are slowed (Peng et al. 2023).
+
+    With a head of 16 and theta 10000 these are at 8 ln(4096 / (2 pi n)) / ln 10000 = 2.62 (n = 32) and 5.63 (n = 1).
+    """
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    kept = [1, 1, 1, 0.75, 0.5, 0.25, 0, 0]  # from 2 to 6
+    wanted = [k + (1 - k) / 4 for k in kept]
+    found, scale = turns(yarn)
+    assert found == pytest.approx(wanted) and scale == pytest.approx(0.1 * math.log(4) + 1)
+    found, _ = turns({**yarn, "truncate": False})
+    low, high = (8 * math.log(4096 / (2 * math.pi * n)) / math.log(10000) for n in (32, 1))
+    assert found[3] == pytest.approx(1 - (3 - low) / (high - low) * 0.75)
+    assert turns({**yarn, "attention_factor": 1.5})[1] == 1.5
+    assert turns({**yarn, "mscale": 2.0, "mscale_all_dim": 2.0})[1] == 1
+    from_length = {k: v for k, v in yarn.items() if k != "factor"}
+    assert turns(from_length, max_position_embeddings=16384)[0] == pytest.approx(wanted)
+    assert turns({**yarn, "beta_fast": 1e6, "beta_slow": 1e5}) == turns({**yarn, "beta_fast": 1e5, "beta_slow": 1e4})
+
+
+@pytest.mark.parametrize("name", ["longrope", "su"])
+def test_longrope_has_its_short_factors(name: str) -> None:
+    short = [1.0 + i / 4 for i in range(8)]
+    scaling = {"type": name, "short_factor": short, "long_factor": [50.0] * 8}
+    lengths = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
+    found, scale = turns(scaling, **lengths)
+    assert found == pytest.approx([1 / f for f in short])
+    assert scale == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)))
+    graph = build_graph(changed(rope_scaling=scaling, **lengths))
+    assert (graph.max_positions, graph.bounded) == (4096, True)
+
+
+def test_dynamic_is_plain_as_far_as_it_is_served() -> None:
+    plain, dynamic = random_model(), changed(rope_scaling={"type": "dynamic", "factor": 4.0})
+    graphs = build_graph(plain), build_graph(dynamic)
+    assert [(g.max_positions, g.bounded) for g in graphs] == [(64, False), (64, True)]
+    ropes = [[n.attrs for n in g.nodes if n.op == "rope"] for g in graphs]
+    assert ropes[0] == ropes[1]
+
+
+def test_no_longer_sequences_than_the_frequencies_serve(tmp_path: Path) -> None:
+    path = save(changed(rope_scaling={"type": "dynamic", "factor": 4.0}), tmp_path / "model")
+    config = EngineConfig(model=str(path), max_model_len=65, num_threads=1)
+    with pytest.raises(ConfigError, match=r"max_model_len is 65, but .* frequencies change behind 64 positions"):
+        Engine(config)
+
+
+def test_partial_rotation() -> None:
+    config = {**CONFIG, "partial_rotary_factor": 0.75}
+    assert rope.read(config, 32, "p").inv_freq == pytest.approx([10000.0 ** (-i / 12) for i in range(12)])
+
+
+def changed(**changes: Any) -> InMemory:
+    """The model of the plain config with a config that is another."""
+    model = random_model()
+    model.config = {**model.config, **changes}
+    return model
 
 
 @pytest.mark.parametrize(
@@ -174,7 +262,7 @@ def test_rope_kinds() -> None:
     [
         (
             {"architectures": ["PelicanForCausalLM"]},
-            r"PelicanForCausalLM is not supported; supported: LlamaForCausalLM",
+            r"PelicanForCausalLM is not supported; supported: .*LlamaForCausalLM",
         ),
         ({"architectures": None}, r"\(none given\) is not supported"),
         ({"hidden_act": "gelu"}, r"hidden_act = 'gelu', which is not supported \(served: silu\)"),
@@ -183,10 +271,36 @@ def test_rope_kinds() -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         (
-            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-            "rope type 'yarn' is not supported; supported: default",
+            {"rope_scaling": {"rope_type": "ntk", "factor": 4.0}},
+            "rope type 'ntk' is not supported; supported: default",
         ),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "config has no low_freq_factor, expected a number"),
+        ({"rope_scaling": {"rope_type": "yarn"}, "rope_theta": 1.0}, "rope_theta = 1, expected more than 1"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope short_factor must be a list of numbers"),
+        ({"rope_scaling": {"rope_type": "yarn", "short_factor": [1.0]}}, "short_factor and the rope type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "default", "mrope_section": [1, 1]}}, "mrope_section, which is not supported"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "full_attention, which is not supported"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 1e4}},
+            "a rope_scaling and another rope_parameters",
+        ),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5, which is not supported"),
+        ({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.3}, "not an even part of 16 dimensions"),
+        ({"architectures": ["Phi3ForCausalLM"]}, "tensor 'model.layers.0.self_attn.qkv_proj.weight' is missing"),
+        ({"architectures": ["Qwen2ForCausalLM"]}, "tensor 'model.layers.0.self_attn.q_proj.bias' is missing"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 9},
+            "no max_window_layers, expected a whole number between 0",
+        ),
+        (
+            {"architectures": ["SmolLM3ForCausalLM"], "use_sliding_window": True, "sliding_window": 9},
+            "sliding_window = 9.*must be absent",
+        ),
+        (
+            {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]},
+            r"no_rope_layers = \[1\], expected 0 or 1 for each of 2",
+        ),
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers = .*must be absent"),
         ({"rope_scaling": {"rope_type": "factors", "factors": [1.0]}}, "1 factors for 8 frequencies"),
         ({"rope_scaling": {"rope_type": "factors", "factors": 5}}, "rope factors must be a list of numbers"),
         ({"rope_theta": 1e-38, "rope_scaling": {"rope_type": "linear", "factor": 1e-30}}, "expected a number between"),
@@ -262,7 +376,7 @@ def test_tied_head_is_the_embedding() -> None:
 
 def test_every_served_fixture_family(fixtures: Path) -> None:
     """Fixtures whose architecture is registered agree; the others are refused by name."""
-    refused = {}
+    served, refused = set(), {}
     for folder in sorted((fixtures / "arch").iterdir()):
         try:
             checkpoint = open_checkpoint(folder)
@@ -271,7 +385,8 @@ def test_every_served_fixture_family(fixtures: Path) -> None:
             refused[folder.name] = str(error)
         else:
             check_expected(checkpoint, np.load(folder / "expected.npz"))
-    assert {"llama", "llama_rope_linear", "llama_rope_llama3", "mistral_swa"}.isdisjoint(refused)
+            served.add(folder.name)
+    assert {name.removeprefix("arch/") for name in ROPES + FAMILIES} | {"mistral_swa"} <= served
     for name, message in refused.items():
         config = json.loads((fixtures / "arch" / name / "config.json").read_text())
         kind = (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("rope_type")

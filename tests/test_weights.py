@@ -95,6 +95,10 @@ def test_gguf_config(data: Path) -> None:
         "tie_word_embeddings": False,
         "attention_bias": False,
         "mlp_bias": False,
+        "use_bias": False,
+        "partial_rotary_factor": 1.0,
+        "sliding_window": None,
+        "use_sliding_window": False,
     }
     assert checkpoint.generation == {"bos_token_id": 1, "eos_token_id": [2]}
 

@@ -201,6 +201,11 @@ def _max_model_len(config: EngineConfig, graph: Graph) -> tuple[list[str], int]:
     wanted = config.max_model_len
     if wanted is None or wanted == graph.max_positions:
         return [], graph.max_positions
+    if wanted > graph.max_positions and graph.bounded:
+        raise ConfigError(
+            f"max_model_len is {wanted}, but this model's rotary frequencies change behind {graph.max_positions} "
+            "positions, which is not supported"
+        )
     if wanted > graph.max_positions:
         return [
             f"max_model_len is {wanted}, but the model was made for {graph.max_positions} positions: "

@@ -24,8 +24,8 @@ class Builder:
     A weight asked for twice is one value (tied embeddings), as is an input of the batch.
     """
 
-    def __init__(self, name: str, vocab_size: int, max_positions: int, source: Source) -> None:
-        self.graph = Graph(name, vocab_size, max_positions)
+    def __init__(self, name: str, vocab_size: int, max_positions: int, source: Source, bounded: bool = False) -> None:
+        self.graph = Graph(name, vocab_size, max_positions, bounded)
         self.layer = -1
         self._source = source
         self._shared: dict[tuple[str, ...], Value] = {}
@@ -92,8 +92,17 @@ class Builder:
     def logits(self, x: Value, weight: Value) -> Value:
         return self._out(ops.Linear(), (x, weight), x.rows, weight.rows.coef, "logits", Kind.OUTPUT)
 
-    def rope(self, x: Value, head_dim: int, inv_freq: tuple[float, ...], name: str) -> Value:
-        attrs = ops.Rope(head_dim, inv_freq)
+    def rope(
+        self,
+        x: Value,
+        head_dim: int,
+        inv_freq: tuple[float, ...],
+        neox: bool = True,
+        scale: float = 1.0,
+        *,
+        name: str,
+    ) -> Value:
+        attrs = ops.Rope(head_dim, inv_freq, neox, scale)
         return self._out(attrs, (x, self.input("positions", T)), x.rows, x.cols, name)
 
     def attention(

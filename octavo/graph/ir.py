@@ -127,6 +127,7 @@ class Graph:
     name: str
     vocab_size: int
     max_positions: int  # what the model was made for, in tokens
+    bounded: bool = False  # it computes something else where a sequence is longer than that
     nodes: list[Node] = field(default_factory=list)
     groups: list[KvGroup] = field(default_factory=list)
 

@@ -6,13 +6,20 @@ from octavo.graph.build import Builder
 from octavo.graph.ir import DType, Graph
 from octavo.graph.rounding import round_inputs
 from octavo.graph.verify import GraphError, verify
-from octavo.models import llama, mistral, parts
+from octavo.models import ernie4_5, llama, mistral, phi3, qwen2, rope, seed_oss, smollm3
+from octavo.models.config import count
 from octavo.weights.spec import Checkpoint, CheckpointError, act_of, packed_format
 
 ARCHITECTURES = {
+    "Ernie4_5ForCausalLM": ernie4_5.build,
+    "Ernie4_5_ForCausalLM": ernie4_5.build,
     "LlamaForCausalLM": llama.build,
     "MinistralForCausalLM": mistral.build,
     "MistralForCausalLM": mistral.build,
+    "Phi3ForCausalLM": phi3.build,
+    "Qwen2ForCausalLM": qwen2.build,
+    "SeedOssForCausalLM": seed_oss.build,
+    "SmolLM3ForCausalLM": smollm3.build,
 }
 """Name in config.json's `architectures` -> function that fills a Builder."""
 
@@ -34,10 +41,8 @@ def build_graph(checkpoint: Checkpoint, activations: str = "auto", kv_dtype: str
         )
     try:
         source = _Source(checkpoint, activations)
-        vocab_size, max_positions = (
-            parts.count(config, key, checkpoint.path) for key in ("vocab_size", "max_position_embeddings")
-        )
-        builder = Builder(names[0], vocab_size, max_positions, source)
+        max_positions, bounded = rope.positions(config, checkpoint.path)
+        builder = Builder(names[0], count(config, "vocab_size", checkpoint.path), max_positions, source, bounded)
         auto = DType.F32 if activations == "f32" else DType.BF16
         build(builder, config, checkpoint, DType.I8 if kv_dtype == "int8" else auto)
         _refuse_unread(builder.graph, checkpoint)

@@ -7,11 +7,12 @@ from typing import Any
 from octavo.graph.build import Builder
 from octavo.graph.ir import DType, Value
 from octavo.models import parts
+from octavo.models.config import refuse_unknown
 from octavo.weights.spec import Checkpoint
 
 
 def build(b: Builder, config: dict[str, Any], checkpoint: Checkpoint, kv_dtype: DType) -> None:
-    parts.refuse_unknown(config, checkpoint.path, served=("sliding_window",))
+    refuse_unknown(config, checkpoint.path, served=("sliding_window",))
     c = parts.read(config, checkpoint.path)
     checkpoint.info(f"model.layers.{c.layers - 1}.input_layernorm.weight")  # before billions of layers are built
     groups = parts.kv_groups(b, c, kv_dtype, parts.windows(config, c.layers, checkpoint.path))

@@ -1,0 +1,74 @@
+"""Reading a config: numbers and switches by name, and keys that no family serves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from octavo.graph.ops import ACTS
+from octavo.weights.spec import CheckpointError
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ACTS,
+    "pretraining_tp": (1,),
+    "sliding_window": (),
+    "attention_multiplier": (),
+    "embedding_multiplier": (1, 1.0),
+    "residual_multiplier": (1, 1.0),
+    "logits_scaling": (1, 1.0),
+    "final_logit_softcapping": (),
+    "attn_logit_softcapping": (),
+    "qk_norm": (False,),
+    "use_qk_norm": (False,),
+    "rope_interleaved": (False,),
+    "partial_rotary_factor": (1, 1.0),
+    "use_mrope": (False,),
+    "no_rope_layers": (),
+    "num_local_experts": (0,),
+    "num_experts": (0,),
+    "quantization_config": (),
+    "is_causal": (True,),
+}
+"""Keys that change results, with the values under which they do not; absent and null never do."""
+
+SMALLEST, LARGEST = 1.2e-38, 3.4e38  # normal float32
+
+
+def refuse_unknown(config: dict[str, Any], path: str, served: Collection[str] = ()) -> None:
+    """Raise CheckpointError where a key has a value that would change results and is neither served nor in `served`."""
+    rope = [value for key in ("rope_scaling", "rope_parameters") if isinstance(value := config.get(key), dict)]
+    for key, values in _NEUTRAL.items():
+        found = (place.get(key) for place in (config, *rope) if key not in served)
+        for value in found:
+            if value is not None and value not in values:
+                hint = f"served: {', '.join(map(str, values))}" if values else "it must be absent"
+                raise CheckpointError(f"{path}: config has {key} = {value!r}, which is not supported ({hint})")
+
+
+def count(config: Mapping[str, Any], key: str, path: str, default: int | None = None, least: int = 1) -> int:
+    """A whole number, `least` or more, an int32; absent or null, the default. CheckpointError where it is not."""
+    value: Any = default if config.get(key) is None else config[key]
+    if type(value) is not int or not least <= value < 2**31:
+        raise _bad(config, key, path, f"a whole number between {least} and {2**31 - 1}")
+    return value
+
+
+def positive(config: Mapping[str, Any], key: str, path: str, default: float | None = None) -> float:
+    """A number above 0 within float32; absent or null, the default. CheckpointError where it is anything else."""
+    value: Any = default if config.get(key) is None else config[key]
+    if type(value) not in (int, float) or not SMALLEST <= value <= LARGEST:
+        raise _bad(config, key, path, f"a number between {SMALLEST} and {LARGEST}")
+    return float(value)
+
+
+def flag(config: Mapping[str, Any], key: str, path: str) -> bool:
+    """True or false; absent or null, false. CheckpointError where it is anything else."""
+    value = config.get(key)
+    if value not in (None, False, True):
+        raise _bad(config, key, path, "true or false")
+    return bool(value)
+
+
+def _bad(config: Mapping[str, Any], key: str, path: str, expected: str) -> CheckpointError:
+    found = f"{key} = {config[key]!r:.100}" if key in config else f"no {key}"
+    return CheckpointError(f"{path}: config has {found}, expected {expected}")
