@@ -14,8 +14,17 @@ import jsonschema
 import openai
 import pytest
 
+from octavo.request import FinishReason
+from octavo.server.errors import ApiError
 from octavo.server.responses_fields import ResponsesRequest
+from octavo.server.responses_output import ResponseOutput
 from octavo.server.responses_store import ResponseStore, StoredResponse
+from octavo.text.assistant import MessageOutput
+from octavo.text.chat import ChatPrompt
+from octavo.text.output import Delta
+from octavo.text.reasoning import FORMATS
+from octavo.text.tokenizer import load_tokenizer
+from octavo.text.tools import FAMILIES
 from tests.serving import Server
 from tests.thinker import thinking_server
 
@@ -379,6 +388,33 @@ def test_unknown_members_are_named(server: Server) -> None:
     assert answer.headers["x-octavo-ignored"] == "wing, input[0].mood, input[0].content[0].colour"
 
 
+def test_items_are_in_order_however_the_text_arrives(data: Path) -> None:
+    """Content between calls is an item of its own, also where all of it comes at once."""
+    tokenizer = load_tokenizer(data / "arch" / "llama")
+    call = '<tool_call>\n{"name": "now", "arguments": {"a": "%s"}}\n</tool_call>'
+    text = f"<think>\nHm.\n</think>\nFirst {call % 1} then {call % 2}\n{call % 3} last"
+    kinds = ["reasoning", "message", "function_call", "message", "function_call", "function_call", "message"]
+    parser = FAMILIES["hermes"][0]
+    prompt = ChatPrompt("", False, None, None, False, frozenset(), parser, FORMATS[0], False, {"now": {}})
+    whole = None
+    for length in (len(text), 200, 40, 7, 1):
+        output = ResponseOutput(MessageOutput(tokenizer, prompt), None, "x", False)
+        cuts = [text[start : start + length] for start in range(0, len(text), length)]
+        events = [event for cut in cuts for event in output.push(Delta(cut, [], [], None, None))]
+        events += output.push(Delta("", [], [], FinishReason.STOP, None))
+        assert [item["type"] for item in output.items] == kinds
+        items = without_ids(output.items)
+        assert without_ids(joined(json.loads(json.dumps(events)))) == items
+        assert whole is None or items == whole
+        whole = items
+    assert [item["content"][0]["text"] for item in output.items if "content" in item] == [
+        "Hm.",
+        "First",
+        "then",
+        "last",
+    ]
+
+
 def test_the_store_is_bounded() -> None:
     store = ResponseStore(max_responses=3, max_bytes=2000)
 
@@ -393,6 +429,8 @@ def test_the_store_is_bounded() -> None:
     for i in range(4):
         add(f"r{i}")
     assert len(store) == 3 and "open" in store and "r1" not in store and "r3" in store
+    with pytest.raises(ApiError, match="there is no stored response r3"):
+        store.get("r3", "somebody else")
     add("large", 1900)
     assert [id for id in ("open", "r2", "r3", "large") if id in store] == ["open", "large"]
     store.delete("large", "me")

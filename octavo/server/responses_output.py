@@ -46,16 +46,17 @@ class ResponseOutput:
     def push(self, delta: Delta) -> list[Event]:
         """With the last delta of the choice every item is finished."""
         reasoned = self.num_reasoning_tokens
-        news = self._message.push(delta)
+        pieces = self._message.pieces(delta)
         if self._write is not None and self._call < 0:  # neither reasoning nor calls are scored
             self._unsaid += self._write(delta.logprobs[self.num_reasoning_tokens - reasoned :])
         events: list[Event] = []
-        if news.reasoning:
-            events += self._say("reasoning", news.reasoning)
-        if news.content:
-            events += self._say("message", news.content)
-        for part in news.tool_calls:
-            events += self._argue(part)
+        for news in pieces:
+            if news.reasoning:
+                events += self._say("reasoning", news.reasoning)
+            if news.content:
+                events += self._say("message", news.content)
+            for part in news.tool_calls:
+                events += self._argue(part)
         if delta.finish_reason is not None:
             cut = delta.finish_reason in (FinishReason.LENGTH, FinishReason.ABORT)
             events += self._close("incomplete" if cut else "completed")

@@ -31,6 +31,21 @@ class MessageOutput:
             message.content + last.content, message.reasoning + last.reasoning, message.tool_calls + last.tool_calls
         )
 
+    def pieces(self, delta: Delta) -> list[MessageDelta]:
+        """`push` in order: within a piece reasoning comes first, then content, then calls. However the text arrives, the
+        pieces of all deltas join to the same parts in the same order."""
+        if self._parser is None or len(delta.text) < 2:
+            return [self.push(delta)]
+        rest = delta._replace(text="")
+        pieces = [MessageDelta()]
+        for part in (*(Delta(character, [], [], None, None) for character in delta.text), rest):
+            news, last = self.push(part), pieces[-1]
+            if (last.tool_calls and (news.content or news.reasoning)) or (last.content and news.reasoning):
+                pieces.append(news)
+            else:
+                pieces[-1] = last.followed_by(news)
+        return pieces
+
     def finish_reason(self, delta: Delta) -> str | None:
         """`tool_calls` for an answer that ended by itself and has some."""
         if delta.finish_reason is FinishReason.STOP and self._parser is not None and self._parser.num_calls:

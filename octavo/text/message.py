@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 
@@ -25,6 +25,16 @@ class MessageDelta(NamedTuple):
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.tool_calls)
+
+    def followed_by(self, other: MessageDelta) -> MessageDelta:
+        """Both in one. Parts of one call become one part."""
+        calls = list(self.tool_calls)
+        for part in other.tool_calls:
+            if calls and calls[-1].index == part.index:
+                calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + part.arguments)
+            else:
+                calls.append(part)
+        return MessageDelta(self.content + other.content, self.reasoning + other.reasoning, tuple(calls))
 
 
 @dataclass
