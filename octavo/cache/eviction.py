@@ -19,9 +19,6 @@ class EvictionOrder:
     def __len__(self) -> int:
         return len(self._places)
 
-    def __contains__(self, block: int) -> bool:
-        return block in self._places
-
     def add(self, block: int, time: float) -> None:
         self._count += 1
         self._places[block] = (time, self._count)

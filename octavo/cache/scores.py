@@ -29,12 +29,6 @@ class ScoreStore:
         self._tables: dict[Key, Table] = {}
         self.num_bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._tables)
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._tables
-
     def count(self, key: Key, num_top: int) -> int:
         """Leading tokens of this block whose scores are known with `num_top` alternatives."""
         table = self._tables.get(key)

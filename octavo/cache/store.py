@@ -98,10 +98,6 @@ class BlockStore:
         """Of all files, also those of other models; files that others wrote are counted with the next look."""
         return self._num_bytes
 
-    @property
-    def max_bytes(self) -> int:
-        return self._max_bytes
-
     def __len__(self) -> int:
         return len(self._names)
 
