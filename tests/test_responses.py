@@ -8,10 +8,11 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
 import openai
+import pydantic
 import pytest
 
 from octavo.request import FinishReason
@@ -47,6 +48,10 @@ SCHEMA = {
     "additionalProperties": False,
 }
 JSON = {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA}}
+
+
+class Answer(pydantic.BaseModel):
+    colour: Literal["red", "green"]
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +198,10 @@ def test_parsed_output(client: openai.OpenAI) -> None:
     answer = make(client, text=JSON, seed=2, thinking_token_budget=5)
     assert answer.status == "completed"
     jsonschema.validate(json.loads(answer.output_text), SCHEMA)
+    parsed = client.responses.parse(
+        model="tiny", input="Hi", text_format=Answer, extra_body={"seed": 2, "thinking_token_budget": 5}
+    )
+    assert parsed.output_parsed == Answer(colour=parsed.output_parsed.colour)  # type: ignore[union-attr]
 
 
 def test_async_client(server: Server) -> None:
@@ -307,6 +316,27 @@ def test_a_background_response_that_fails_tells_why(client: openai.OpenAI) -> No
     made = make(client, background=True, text=odd)
     done = finished(client, made.id)
     assert done.status == "failed" and "text: the JSON schema" in done.error.message
+
+
+def test_tenants_and_quotas(data: Path, tmp_path: Path) -> None:
+    """A tenant sees its own responses; what is made in the background counts against the quota of its key."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        "\n".join(f'[[key]]\nname = "{name}"\nkey = "{name}"\ntokens_per_minute = 60' for name in ("alice", "bob"))
+    )
+    with thinking_server(data, tmp_path, "--api-key-file", str(keys)) as server:
+        alice, bob = ({"authorization": f"Bearer {name}"} for name in ("alice", "bob"))
+        body = {"input": "Hi", "background": True, "max_output_tokens": 90, "ignore_eos": True}
+        made = server.http.post(RESPONSES, json=body, headers=alice).json()
+        deadline = time.monotonic() + 60
+        while (found := server.http.get(f"{RESPONSES}/{made['id']}", headers=alice).json())["status"] != "incomplete":
+            assert time.monotonic() < deadline, found
+            time.sleep(0.02)
+        assert server.http.post(RESPONSES, json=body, headers=alice).status_code == 429
+        for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
+            assert server.http.request(method, f"{RESPONSES}/{made['id']}{path}", headers=bob).status_code == 404
+        answer = server.http.post(RESPONSES, json={"input": "x", "previous_response_id": made["id"]}, headers=bob)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (404, "previous_response_id")
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
