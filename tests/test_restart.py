@@ -7,12 +7,14 @@ import os
 import random
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from octavo.cache import tiers
 from octavo.config import ConfigError, EngineConfig
 from octavo.engine.client import EngineClient
 from octavo.engine.core import Engine
@@ -299,6 +301,18 @@ def test_flush_forgets_the_files_too(disk: Path, model: Path) -> None:
     assert again.stats().disk_blocks_written == NUM_BLOCKS  # a counter, whatever is there now
     assert ask(again, prompt(1, 300))[1] == 0
     until(lambda: not files(disk))
+    again.close()
+
+
+def test_a_disk_that_never_answers_is_waited_for_once(disk: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody knows yet what computing costs."""
+    monkeypatch.setattr(tiers, "UNMEASURED_SECONDS", 0.2)
+    again, answers = engine(model, disk), threading.Event()
+    store = again.loaded.tier._transfers.store
+    monkeypatch.setattr(store, "read", lambda *args: answers.wait(60) and None)
+    again.loaded.tier.rates.compute_seconds = lambda start, stop: 0.0
+    assert ask(again, prompt(1)) == (alone(model, prompt(1)), 0)
+    answers.set()
     again.close()
 
 
