@@ -25,6 +25,10 @@ QUEUE = 1
 LOAD, OVERLOAD = 0.8, 3.0
 BOUND = 1.5
 
+FLAT = 2**24
+"""Bytes that memory may grow by at overload: 1.2 MB were measured, and a leak of 6 kB for each of 50 requests a second
+shows within a minute."""
+
 
 class Sent(NamedTuple):
     """One request."""
@@ -70,6 +74,8 @@ async def _measure(port: int, pid: int, seconds: float) -> Result:
     over = await _open(port, draw, OVERLOAD * capacity, seconds)
     grown = _resident(pid) - before
     first, gap = over.first_p99 / usual.first_p99, over.gap_p99 / usual.gap_p99
+    refusal = percentile([sent.seconds for sent in over.refused] or [0.0], 0.99)
+    is_paced = first <= BOUND and gap <= BOUND and refusal <= usual.first_p99  # who is refused knows before any begins
     return result(
         "overload",
         f"octavo serve, {INPUT_LEN} random tokens in, {OUTPUT_LEN} out, at most {NUM_SEQS} at once and {QUEUE} waiting; "
@@ -77,7 +83,7 @@ async def _measure(port: int, pid: int, seconds: float) -> Result:
         "of the time to the first token of those accepted, in times of that at the lower rate",
         "x",
         [first],
-        held=first <= BOUND and gap <= BOUND and not usual.num_lost + over.num_lost,
+        held=is_paced and grown <= FLAT and not usual.num_lost + over.num_lost,
         capacity_per_s=round(capacity, 2),
         first_token_p99_ms=[round(1000 * phase.first_p99) for phase in (usual, over)],
         gap_p99_ms=[round(1000 * phase.gap_p99, 1) for phase in (usual, over)],
@@ -85,7 +91,7 @@ async def _measure(port: int, pid: int, seconds: float) -> Result:
         served=[len(phase.served) for phase in (usual, over)],
         refused=[len(phase.refused) for phase in (usual, over)],
         lost=usual.num_lost + over.num_lost,
-        refusal_p99_ms=round(1000 * percentile([sent.seconds for sent in over.refused] or [0.0], 0.99), 1),
+        refusal_p99_ms=round(1000 * refusal, 1),
         served_per_s=round(len(over.served) / seconds, 2),
         grown_mib=round(grown / 2**20, 1),
     )
