@@ -93,6 +93,17 @@ def random_model(seed: int = 0, stored: str = "F32", **changes: Any) -> InMemory
     return InMemory(c, tensors, stored)
 
 
+def joined(model: InMemory, **changes: Any) -> InMemory:
+    """The same model as a Phi-3, which holds queries, keys and values in one matrix, gate and up in another."""
+    tensors = dict(model.tensors)
+    for i in range(model.config["num_hidden_layers"]):
+        for module, parts in (("self_attn.qkv", ("q", "k", "v")), ("mlp.gate_up", ("gate", "up"))):
+            start, _, new = f"model.layers.{i}.{module}".rpartition(".")
+            rows = [tensors.pop(f"{start}.{part}_proj.weight") for part in parts]
+            tensors[f"{start}.{new}_proj.weight"] = np.concatenate(rows)
+    return InMemory({**model.config, "architectures": ["Phi3ForCausalLM"], **changes}, tensors, model.stored)
+
+
 def save(model: InMemory, path: Path) -> Path:
     """The model as a directory that can be opened, float32 and without a tokenizer. Returns `path`."""
     path.mkdir(parents=True, exist_ok=True)

@@ -31,6 +31,9 @@ MODELS = {
     "f16": (DATA / "gguf/tiny-llama-f16_bf16.gguf", "auto"),
     "f32": (DATA / "arch/llama", "f32"),
     "bf16": (DATA / "arch/llama", "auto"),
+    "without positions": (DATA / "arch/smollm3", "auto"),
+    "joined": (DATA / "arch/phi3", "auto"),
+    "neighbours": (DATA / "arch/ernie4_5", "auto"),
 }
 Loaded = tuple[CpuProgram, CpuState]
 

@@ -13,7 +13,7 @@ from octavo.backends.diff import Checked, diff
 from octavo.models import build_graph
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.spec import Checkpoint
-from tests.random_model import WINDOWS, random_model
+from tests.random_model import WINDOWS, joined, random_model
 from tests.small_fixtures import FAMILIES, GGUF
 
 MODELS = ["arch/llama", "arch/llama_rope_yarn", *FAMILIES, *GGUF]
@@ -54,6 +54,13 @@ def test_strict_modes(data: Path, model: str, activations: str) -> None:
 )
 def test_odd_shapes(shape: dict[str, Any], stored: str, isa: str) -> None:
     check(random_model(stored=stored, num_hidden_layers=1, **shape), "auto", isa)
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@pytest.mark.parametrize("share", [0.25, 0.75])
+def test_heads_rotated_in_part(share: float, isa: str) -> None:
+    model = random_model(head_dim=32, num_attention_heads=3, num_key_value_heads=1)
+    check(joined(model, partial_rotary_factor=share), "auto", isa)
 
 
 @pytest.mark.parametrize("isa", LEVELS)

@@ -23,6 +23,7 @@ MARGINS = {"f32": 0.01, "auto": 0.5}
 """Smallest difference of the best two logits at which the argmax must agree with float32 (table in the fixtures'
 README): float32 throughout; int8 or bf16 activations against float32."""
 
+
 def expected_of(model: Path) -> Any:
     return np.load(model / "expected.npz" if model.is_dir() else model.with_suffix(".expected.npz"))
 

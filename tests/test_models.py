@@ -18,7 +18,7 @@ from octavo.graph.ir import DType
 from octavo.models import build_graph, rope
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.spec import Checkpoint, CheckpointError
-from tests.random_model import CONFIG, WINDOWS, InMemory, random_model, save
+from tests.random_model import CONFIG, WINDOWS, InMemory, joined, random_model, save
 from tests.small_fixtures import FAMILIES, GGUF, ROPES
 
 F32 = NDArray[np.float32]
@@ -32,7 +32,8 @@ def naive_logits(model: InMemory, ids: list[int], inv_freq: list[float]) -> NDAr
     c, w = model.config, {name: tensor.astype(np.float64) for name, tensor in model.tensors.items()}
     d, group = c["head_dim"], c["num_attention_heads"] // c["num_key_value_heads"]
     neighbours = c["architectures"] == ["Ernie4_5ForCausalLM"]
-    partners = [(2 * i, 2 * i + 1) if neighbours else (i, i + d // 2) for i in range(d // 2)]
+    half = len(inv_freq)
+    partners = [(2 * i, 2 * i + 1) if neighbours else (i, i + half) for i in range(half)]
     every = c.get("no_rope_layer_interval", c["num_hidden_layers"] + 1)
 
     def norm(x: Any, name: str) -> Any:
@@ -46,7 +47,7 @@ def naive_logits(model: InMemory, ids: list[int], inv_freq: list[float]) -> NDAr
         turned = [
             z * complex(math.cos(position * f), math.sin(position * f)) for z, f in zip(pairs, inv_freq, strict=True)
         ]
-        result = np.zeros(d)
+        result = np.array(head)
         for (i, j), z in zip(partners, turned, strict=True):
             result[i], result[j] = z.real, z.imag
         return result
@@ -190,6 +191,13 @@ def test_rope_kinds() -> None:
     factors = [1.0 + i for i in range(8)]
     got = rope.read({**CONFIG, "rope_scaling": {"rope_type": "factors", "factors": factors}}, 16, "p").inv_freq
     assert got == pytest.approx([f / d for f, d in zip(plain, factors, strict=True)])
+
+
+def test_joined_matrices_and_heads_rotated_in_part() -> None:
+    model = random_model()
+    ids = np.random.default_rng(1).integers(50, size=19).tolist()
+    want = naive_logits(model, ids, [10000.0 ** (-i / 6) for i in range(6)])
+    assert np.abs(logits_of(joined(model, partial_rotary_factor=0.75), ids) - want).max() < 2e-5
 
 
 def turns(scaling: dict[str, Any], theta: float = 10000.0, **config: Any) -> tuple[list[float], float]:

@@ -310,7 +310,14 @@ def assert_reached(seen: Seen) -> None:
     assert seen.pooled_hits > 0
 
 
-MODELS = ["gguf/tiny-llama-q4_1.gguf", "gguf/tiny-llama-q8_0.gguf", "gguf/tiny-llama-f16_bf16.gguf", "arch/llama"]
+MODELS = [
+    "gguf/tiny-llama-q4_1.gguf",
+    "gguf/tiny-llama-q8_0.gguf",
+    "gguf/tiny-llama-f16_bf16.gguf",
+    "arch/llama",
+    "arch/qwen2",
+]
+"""The formats, and biases behind a linear."""
 
 
 @pytest.mark.parametrize("name", MODELS)
