@@ -5,13 +5,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from octavo.request import ParameterError, SamplingParams, Structured
+from octavo.request import ParameterError, Retention, SamplingParams, Structured, Terms
 
 if TYPE_CHECKING:
-    from octavo.llm import LLM, CompletionOutput, Logprob, RequestOutput
+    from octavo.llm import LLM, CompletionOutput, Logprob, PoolingRequestOutput, RequestOutput
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "Logprob", "ParameterError", "RequestOutput", "SamplingParams", "Structured"]
+__all__ = [
+    "LLM", "CompletionOutput", "Logprob", "ParameterError", "PoolingRequestOutput", "RequestOutput", "Retention",
+    "SamplingParams", "Structured", "Terms",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -12,17 +12,18 @@ from dataclasses import dataclass, field, replace
 from itertools import repeat
 from operator import index
 from types import FrameType
-from typing import Any, Self, get_args
+from typing import Any, Self, TypeVar, get_args
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.config import EngineConfig, offline
+from octavo.config import EngineConfig, ReasoningFormat, ToolFormat, offline
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress, pooled
 from octavo.explain import Explanation
 from octavo.pooling import Pooling, embedding, similarities
-from octavo.request import FinishReason, ParameterError, SamplingParams, TokenLogprobs
+from octavo.request import PLAIN, FinishReason, ParameterError, SamplingParams, Terms, TokenLogprobs
 from octavo.text.assistant import MessageOutput
 from octavo.text.chat import ChatFormat, ChatOptions, ChatPrompt
 from octavo.text.message import AssistantMessage
@@ -37,6 +38,8 @@ Prompt = str | Mapping[str, Any]
 """Text, {"prompt": text} or {"prompt_token_ids": [...]}."""
 
 Message = Mapping[str, Any]
+
+T = TypeVar("T")
 
 INTERRUPT_SECONDS = 0.1
 """Within which Ctrl-C is noticed while all requests wait for something else."""
@@ -114,16 +117,18 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        terms: Terms | Sequence[Terms] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue each prompt; the results are in the order of the prompts. use_tqdm: a progress bar on a terminal.
 
+        terms: priority, limits on time, cache salt and retention; one for all prompts, or one each.
         Raises ParameterError before anything is computed where one of the requests cannot be served.
         """
         if isinstance(prompts, str | Mapping):
             prompts = [prompts]
         texts, ids = zip(*map(self._encode, prompts), strict=True) if prompts else ((), ())
-        return self._run(list(texts), list(ids), sampling_params, use_tqdm)
+        return self._run(list(texts), list(ids), sampling_params, terms, use_tqdm)
 
     def chat(
         self,
@@ -135,21 +140,36 @@ class LLM:
         parallel_tool_calls: bool = True,
         documents: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
+        tool_format: ToolFormat = "auto",
+        reasoning_format: ReasoningFormat = "auto",
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         reasoning_effort: str | None = None,
         thinking_token_budget: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        terms: Terms | Sequence[Terms] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list of conversations, through the model's chat template.
 
         The parameters are those of the chat API, in OpenAI's form. `outputs[i].message` tells content, reasoning and
-        tool calls apart. chat_template: a template, or the path of one, in place of the model's.
+        tool calls apart. chat_template: a template, or the path of one, in place of the model's; tool_format and
+        reasoning_format as the server's options. terms: as in `generate`.
         Raises ParameterError or ChatTemplateError before anything is computed.
         """
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        form = ChatFormat(self._tokenizer, None if chat_template is None else read_template(chat_template))
+        for name, given, formats in (
+            ("tool_format", tool_format, ToolFormat),
+            ("reasoning_format", reasoning_format, ReasoningFormat),
+        ):
+            if given not in get_args(formats):
+                raise ParameterError(name, f"{name} must be one of {', '.join(get_args(formats))}; got {given!r:.80}")
+        form = ChatFormat(
+            self._tokenizer,
+            None if chat_template is None else read_template(chat_template),
+            tool_format=tool_format,
+            reasoning_format=reasoning_format,
+        )
         options = ChatOptions(
             offer=read_offer(tools, tool_choice, parallel_tool_calls),
             documents=documents,
@@ -160,9 +180,10 @@ class LLM:
             variables=chat_template_kwargs or {},
         )
         chats = [form.prompt(list(c), options) for c in conversations]
-        params = [chat.params(p) for chat, p in zip(chats, _each(sampling_params, len(chats)), strict=True)]
+        each = _each("sampling_params", sampling_params, SamplingParams(), len(chats))
+        params = [chat.params(p) for chat, p in zip(chats, each, strict=True)]
         ids = [form.encode(chat.text) for chat in chats]
-        return self._run([chat.text for chat in chats], ids, params, use_tqdm, chats)
+        return self._run([chat.text for chat in chats], ids, params, terms, use_tqdm, chats)
 
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, pooling: Pooling = "last", normalize: bool = True,
@@ -192,6 +213,10 @@ class LLM:
         vectors = [out.embedding for out in self._pooled([*first, *second], pooling, use_tqdm)]
         return similarities(vectors[: len(first)], vectors[len(first) :])
 
+    def reset_prefix_cache(self) -> int:
+        """Forget the cached KV blocks; how many these were."""
+        return self.engine.flush()
+
     def close(self) -> None:
         """Release threads and memory. The object is of no use afterwards."""
         self.engine.close()
@@ -220,12 +245,14 @@ class LLM:
         texts: list[str | None],
         ids: list[list[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        terms: Terms | Sequence[Terms] | None,
         show: bool,
         chats: Sequence[ChatPrompt] | None = None,
     ) -> list[RequestOutput]:
         """chats: the prompts as conversations; None where the text goes on where they end."""
-        params = _each(sampling_params, len(ids))
-        adds = [self._add(i, resolve(p, self._tokenizer)) for i, p in zip(ids, params, strict=True)]
+        params = _each("sampling_params", sampling_params, SamplingParams(), len(ids))
+        each_terms = _each("terms", terms, PLAIN, len(ids))
+        adds = [self._add(i, resolve(p, self._tokenizer), t) for i, p, t in zip(ids, params, each_terms, strict=True)]
         for add in adds:
             self.engine.bounds.check(add)
         each_chat: Iterable[ChatPrompt | None] = chats or repeat(None, len(adds))
@@ -295,10 +322,14 @@ class LLM:
             outputs.append(PoolingRequestOutput(add.id, vector, add.prompt_ids, progress.num_cached))
         return outputs
 
-    def _add(self, ids: list[int], params: SamplingParams) -> Add:
+    def _add(self, ids: list[int], params: SamplingParams, terms: Terms) -> Add:
+        try:
+            terms = msgspec.convert(msgspec.to_builtins(terms), Terms)
+        except (msgspec.ValidationError, TypeError) as e:
+            raise ParameterError("terms", f"terms: {e}") from None
         self._count += 1
         seed = params.seed if params.seed is not None else self._random.getrandbits(63)
-        return Add(str(self._count), ids, params.candidates(), seed)
+        return Add(str(self._count), ids, params.candidates(), seed, terms)
 
     def _piece(self, token: int) -> str:
         if token not in self._pieces:
@@ -378,14 +409,17 @@ class _Result:
         return found
 
 
-def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise ParameterError(
-            "sampling_params", f"{count} prompts and {len(params)} sampling_params: give one, or one each"
-        )
-    return list(params)
+def _each(name: str, given: T | Sequence[T] | None, default: T, count: int) -> list[T]:
+    """One for each prompt. Raises ParameterError naming the parameter."""
+    if given is None:
+        return [default] * count
+    if isinstance(given, type(default)):
+        return [given] * count
+    if not isinstance(given, Sequence) or not all(isinstance(item, type(default)) for item in given):
+        raise ParameterError(name, f"{name} must be of {type(default).__name__}, or a list of it, got {given!r:.80}")
+    if len(given) != count:
+        raise ParameterError(name, f"{count} prompts and {len(given)} {name}: give one, or one each")
+    return list(given)
 
 
 @contextmanager
