@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 
 from octavo import LLM
 from octavo.backends.reference import ReferenceBackend, forward
+from octavo.config import EngineConfig
+from octavo.engine.core import Engine
+from octavo.engine.messages import pooled
 from octavo.models import build_graph
 from octavo.pooling import Pooling, embedding, similarities
 from octavo.request import ParameterError, SamplingParams
@@ -115,6 +119,27 @@ def test_offline_refusals(llm: LLM) -> None:
     with pytest.raises(ParameterError, match="one for each"):
         llm.score(["a", "b"], ["c"])
     assert llm.embed([]) == []
+
+
+def test_a_pool_outlives_a_preemption(data: Path) -> None:
+    """What it has taken is not computed again, though the request gave up its blocks."""
+    ids = [(7 * i) % 200 + 3 for i in range(100)]
+    ends = []
+    for preempted in (False, True):
+        engine = Engine(
+            EngineConfig(model=str(data / "arch" / "llama"), num_threads=1, max_num_batched_tokens=16, max_num_seqs=2)
+        )
+        engine.add(pooled("a", ids, "mean"))
+        for _ in range(3):
+            assert (step := engine.step()) is None or not step.progress
+        if preempted:
+            scheduler = engine.loaded.scheduler
+            scheduler._preempt(scheduler._live["a"][0], time.monotonic())
+        while not (step := engine.step()) or not step.progress:
+            pass
+        ends += step.progress
+        assert engine.stats().preemptions == preempted and engine.stats().recomputed_tokens == 0
+    assert ends[0].pooled and ends[0].pooled == ends[1].pooled
 
 
 # ---- the server
