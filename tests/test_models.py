@@ -415,23 +415,58 @@ def test_what_a_checkpoint_may_hold_beside_the_model() -> None:
     build_graph(model)
 
 
-@pytest.mark.parametrize(
-    "value", [None, 0, -1, 1.5, math.inf, math.nan, 1e-320, 2**31, 10**400, True, "x", [1], {"a": 1}, "absent"]
-)
-def test_a_config_of_any_types_gives_a_graph_or_one_line(value: Any) -> None:
-    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64}  # fmt: skip
+ODD = [None, 0, -1, 1.5, math.inf, math.nan, 1e-320, 1e-38, 2**31, 10**400, True, "x", [1], {"a": 1}, "absent"]
+SCALINGS: dict[str, dict[str, Any]] = {
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32, "beta_slow": 1, "truncate": True,
+             "attention_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "longrope": {"factor": 2.0, "original_max_position_embeddings": 32, "short_factor": [1.0] * 8},
+}  # fmt: skip
+SWITCHES: dict[str, dict[str, Any]] = {
+    "Ernie4_5ForCausalLM": {"use_bias": False},
+    "Phi3ForCausalLM": {"partial_rotary_factor": 1.0, "sliding_window": 9},
+    "Qwen2ForCausalLM": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    "SeedOssForCausalLM": {"attention_out_bias": False},
+    "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0], "use_sliding_window": False, "no_rope_layer_interval": 4},
+}
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("value", ODD)
+def test_a_config_of_any_types_gives_a_graph_or_one_line(value: Any, scaling: str) -> None:
+    rope = {"rope_type": scaling, **SCALINGS[scaling]}
     model = random_model()
     whole = {**model.config, "rope_scaling": rope, "attention_bias": False, "mlp_bias": False}
+    build_graph(changed(**whole))
     refused, lines = set(), []
     for place in (whole, rope):
         for key in place:
-            changed = {k: v for k, v in place.items() if k != key} | ({} if value == "absent" else {key: value})
-            model.config = changed if place is whole else {**whole, "rope_scaling": changed}
+            other = {k: v for k, v in place.items() if k != key} | ({} if value == "absent" else {key: value})
+            model.config = other if place is whole else {**whole, "rope_scaling": other}
             try:
                 build_graph(model)
             except CheckpointError as error:
                 refused.add(key)
                 lines.append(str(error))
-    assert {"vocab_size", "num_hidden_layers", "max_position_embeddings", "original_max_position_embeddings"} <= refused
+    assert {"vocab_size", "num_hidden_layers", "max_position_embeddings"} <= refused
+    assert "original_max_position_embeddings" in refused or (scaling != "llama3" and value in (None, "absent"))
     assert not any("\n" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_switches_of_any_types_give_a_graph_or_one_line(name: str) -> None:
+    base = random_model(attention_bias=name == "Qwen2ForCausalLM", attention_out_bias=False)
+    base.config["attention_bias"] = False
+    model = joined(base) if name == "Phi3ForCausalLM" else base
+    model.config |= {"architectures": [name], **SWITCHES[name]}
+    build_graph(model)
+    lines = []
+    for key, served in SWITCHES[name].items():
+        for value in ODD:
+            model.config[key] = value
+            try:
+                build_graph(model)
+            except CheckpointError as error:
+                lines.append(str(error))
+        model.config[key] = served
+    assert lines and not any("\n" in line for line in lines)
