@@ -131,6 +131,25 @@ def test_limits_far_away_keep_nothing_of_who_ended() -> None:
     assert len(list(deadlines.missed(604_800.0))) == 2 * LEAST_LOOKS
 
 
+def test_what_stop_strings_end_counts_for_the_time_to_come() -> None:
+    """They are found in the API process, which then aborts: such outputs take as long as others."""
+    predicted = []
+    for max_tokens in (100, 1000):
+        machine = Machine(max_seqs=4)
+        for i in range(40):
+            machine.add(f"r{i}", 50, max_tokens)
+        while machine.scheduler.has_work:
+            machine.step()
+            for live in list(machine.scheduler._running):
+                if len(live.request.output_ids) == 100:
+                    machine.scheduler.abort(live.request.id)
+        for i in range(8):
+            machine.add(f"late{i}", 50, max_tokens)
+        predicted.append(machine.scheduler.stats()["waiting_seconds"])
+    assert predicted[1] == pytest.approx(predicted[0], rel=0.1)
+    assert predicted[0] > 0.5
+
+
 # The queue's bounds
 
 

@@ -39,7 +39,7 @@ class Headroom:
         self._caution = 1.0
 
     def ended(self, live: Live) -> None:
-        """A request came to its end by itself."""
+        """A request came to its end, by itself or where its client had enough of it."""
         self.mean_length += 0.1 * (len(live.request.output_ids) - self.mean_length)
         self._caution = 1.0 + 0.9 * (self._caution - 1.0)
 

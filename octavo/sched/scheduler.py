@@ -427,7 +427,8 @@ class Scheduler:
             self._queue.remove(live, self._clock())
         if live.match is not None:  # what of the prompt was never computed was no service
             self._shares.charge(request.terms.tenant, min(0, live.high_water - len(request.prompt_ids)), 0)
-        if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+        stopped = request.finish_reason is FinishReason.ABORT and request.output_ids  # as at a stop string
+        if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) or stopped:
             self._headroom.ended(live)
         self._cache.forget(request)
         choices = self._live[request.id]
