@@ -78,12 +78,12 @@ class Pooled:
             except ParameterError as e:
                 raise bad_request(str(e), field) from None
         call.answer_id = self.id
-        call.num_prompt_tokens = sum(len(add.prompt_ids) for add in self._adds)
 
     async def vectors(self) -> list[F64]:
         """One of each prompt, not normalised. Raises ApiError. Cancelled, it aborts what is left."""
         metrics, call = self._service.metrics, self._call
         streams = self._submit()
+        call.num_prompt_tokens = sum(len(add.prompt_ids) for add in self._adds)  # what is refused takes no quota
         metrics.begin(len(self._adds), call.num_prompt_tokens)
         started, reasons = time.monotonic(), [FinishReason.ABORT for _ in self._adds]
         try:
