@@ -183,9 +183,9 @@ def test_a_stop_string_ends_the_story(server: Server) -> None:
 
 def test_live_requests_and_unknown_ones(server: Server) -> None:
     body = {"prompt": "Hello", "max_tokens": 200, "ignore_eos": True, "stream": True, "request_id": "live"}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()  # kept: the connection would end with it
         next(lines)
-        next(response.iter_lines())
         told = server.http.get("/debug/requests/cmpl-live").json()
         assert [choice["state"] for choice in told["choices"]] in (["running"], ["length"])
         assert all("token" not in key or "tokens" in key for key in told["choices"][0])
