@@ -30,6 +30,7 @@ key = "alice-key"
 
 [[key]]
 name = "bob"
+admin = true
 sha256 = "{hashlib.sha256(b"bob-key").hexdigest()}"
 
 [[key]]
@@ -177,6 +178,14 @@ def test_salts_keep_tenants_apart(server: Server) -> None:
     assert cached("alice-key", cache_salt="mine") == 0
     assert cached("alice-key", cache_salt="mine") == 63
     assert cached("bob-key", cache_salt="mine") == 0
+
+
+def test_only_an_admin_key_touches_what_is_everybodys(server: Server) -> None:
+    for method, path in (("POST", "/cache/flush"), ("GET", "/debug/requests/none")):
+        refused = httpx.request(method, server.url + path, headers=bearer("alice-key"))
+        assert refused.status_code == 403
+        assert path in refused.json()["error"]["message"]
+        assert httpx.request(method, server.url + path, headers=bearer("bob-key")).status_code in (200, 404)
 
 
 def test_quotas_are_told(server: Server) -> None:

@@ -26,6 +26,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     sha256: str | None = None
     tenant: str | None = None  # who shares the machine fairly; default: the name
     salt: str | None = None  # only equal salts share KV blocks; default: the tenant, "" shares with all that have ""
+    admin: bool = False  # may flush the cache and see what the engine did for anybody's requests
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and answers; what an answer takes is known when it ends
     max_concurrent: int | None = None  # requests open at once
@@ -58,6 +59,7 @@ class Caller:
         self.name = key.name if key else ""
         self.tenant = (key.tenant or key.name) if key else ""
         self.salt = (self.tenant if key.salt is None else key.salt) if key else ""
+        self.admin = key is None or key.admin
         self._requests = _Bucket(key.requests_per_minute, clock) if key and key.requests_per_minute else None
         self._tokens = _Bucket(key.tokens_per_minute, clock) if key and key.tokens_per_minute else None
         self._most_open = key.max_concurrent if key else None
@@ -124,7 +126,7 @@ class Keys:
 
 def read_keys(api_key: str | None, path: str | None) -> Keys:
     """From the option `api_key` and a TOML file of [[key]] tables. Raises ConfigError naming the file and the fault."""
-    keys = [Key(name="default", key=api_key, tenant="", salt="")] if api_key is not None else []
+    keys = [Key(name="default", key=api_key, tenant="", salt="", admin=True)] if api_key is not None else []
     if path is not None:
         keys += _read_file(Path(path))
     for i, key in enumerate(keys):

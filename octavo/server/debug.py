@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from octavo.engine.client import EngineDead
 from octavo.explain import Explanation
+from octavo.server.calls import call_of
 from octavo.server.errors import ApiError, json_response
 from octavo.server.explained import written
 from octavo.server.service import Service
@@ -19,10 +20,10 @@ FLUSH = "/cache/flush"
 
 def add_debug_routes(app: FastAPI, service: Service) -> None:
     @app.get(REQUESTS)
-    async def explain(id: str) -> Response:
+    async def explain(http: Request, id: str) -> Response:
         """Of a request that is served or ended not long ago, by the id of its answer: for each choice of each prompt
         what came from the cache, what it waited for and what was computed again. No text, no tokens."""
-        _check(service)
+        _check(service, http)
         try:
             explanations = await service.client.explain(id)
         except EngineDead as e:
@@ -34,9 +35,9 @@ def add_debug_routes(app: FastAPI, service: Service) -> None:
         return json_response({"id": id, "object": "request", "choices": [_entry(id, e) for e in explanations]})
 
     @app.post(FLUSH)
-    async def flush() -> Response:
+    async def flush(http: Request) -> Response:
         """Forget every cached block. Requests that are served keep theirs, which nobody else will find."""
-        _check(service)
+        _check(service, http)
         try:
             num_blocks = await service.client.flush()
         except EngineDead as e:
@@ -49,6 +50,8 @@ def _entry(id: str, explanation: Explanation) -> dict[str, Any]:
     return {"prompt": int(prompt or 0), "choice": explanation.choice, **written(explanation)}
 
 
-def _check(service: Service) -> None:
+def _check(service: Service, http: Request) -> None:
+    if not call_of(http).caller.admin:
+        raise ApiError(403, f"this API key may not use {http.url.path}: it is no admin key", code="not_allowed")
     if service.client.bounds is None:
         raise ApiError(503, "the model is still loading", code="not_ready", retry_after=1)
