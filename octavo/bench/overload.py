@@ -66,7 +66,7 @@ def measure(config: EngineConfig, seconds: float) -> Result:
 
 async def _measure(port: int, pid: int, seconds: float) -> Result:
     draw = random.Random(4)
-    await _closed(port, draw, 3.0)
+    await _closed(port, draw, min(seconds, 10.0))
     capacity = await _closed(port, draw, min(seconds, 20.0))
     usual = await _open(port, draw, LOAD * capacity, seconds)
     await _open(port, draw, OVERLOAD * capacity, seconds / 6)
