@@ -330,7 +330,7 @@ def test_bits_of_int8_caches(data: Path) -> None:
     assert_reached(check_model(data / "gguf/tiny-llama-q8_0.gguf", 16, 4, seed=0, kv_dtype="int8"))
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", pytest.param("int8", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 def test_bits_of_windows(tmp_path: Path, kv_dtype: str) -> None:
     """Two KV groups, one of which gives blocks back while a request runs."""
     path = save(random_model(**WINDOWS, vocab_size=320), tmp_path / "windows")
