@@ -76,7 +76,6 @@ def measure(config: EngineConfig, seconds: float) -> Result:
 
 async def _measure(port: int, pid: int, seconds: float) -> Result:
     draw = random.Random(4)
-    await _closed(port, draw, min(seconds, 10.0))
     capacity = await _closed(port, draw, min(seconds, 20.0))
     usual = await _open(port, draw, LOAD * capacity, seconds)
     await _open(port, draw, OVERLOAD * capacity, seconds / 6)
@@ -108,17 +107,22 @@ async def _measure(port: int, pid: int, seconds: float) -> Result:
 
 
 async def _closed(port: int, draw: random.Random, seconds: float) -> float:
-    """Requests served per second when there is always one more than can run: by their tokens, for they end in waves."""
-    ends = time.perf_counter() + seconds
-    num_tokens = 0
+    """Requests served per second when there is always one more than can run, by their tokens.
 
-    async def client() -> None:
-        nonlocal num_tokens
-        while time.perf_counter() < ends:
-            sent = await _send(port, draw)
-            num_tokens += sum(at < ends for at in sent.times)
+    The first requests are of different lengths, so that they do not end in waves, and are not counted.
+    """
+    sent: list[Sent] = []
+    begins = 0.0
 
-    await asyncio.gather(*(client() for _ in range(NUM_SEQS)))
+    async def client(index: int) -> None:
+        nonlocal begins
+        await _send(port, draw, OUTPUT_LEN * (index + 1) // NUM_SEQS)
+        begins = time.perf_counter()  # with the last of them
+        while time.perf_counter() < begins + seconds:
+            sent.append(await _send(port, draw, OUTPUT_LEN))
+
+    await asyncio.gather(*(client(index) for index in range(NUM_SEQS)))
+    num_tokens = sum(begins <= at < begins + seconds for one in sent for at in one.times)
     if not num_tokens:
         raise RuntimeError(f"no token was served within {seconds:g} s")
     return num_tokens / OUTPUT_LEN / seconds
@@ -131,7 +135,7 @@ async def _open(port: int, draw: random.Random, rate: float, seconds: float) -> 
     due = time.perf_counter()
     while (due := due + draw.expovariate(rate)) < ends:
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        tasks.append(asyncio.create_task(_send(port, draw)))
+        tasks.append(asyncio.create_task(_send(port, draw, OUTPUT_LEN)))
     found = await asyncio.gather(*tasks, return_exceptions=True)
     sent = [item for item in found if isinstance(item, Sent)]
     whole = [item for item in sent if item.status == 200 and item.num_tokens == OUTPUT_LEN]
@@ -141,10 +145,10 @@ async def _open(port: int, draw: random.Random, rate: float, seconds: float) -> 
     return Phase(rate, whole, refused, len(found) - len(whole) - len(refused))
 
 
-async def _send(port: int, draw: random.Random) -> Sent:
+async def _send(port: int, draw: random.Random, output_len: int) -> Sent:
     body = json.dumps({
         "prompt": [draw.randrange(3, 300) for _ in range(INPUT_LEN)],
-        "max_tokens": OUTPUT_LEN, "temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True,
+        "max_tokens": output_len, "temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True,
     }).encode()  # fmt: skip
     head = f"POST /v1/completions HTTP/1.1\r\nhost: octavo\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
     began = time.perf_counter()
