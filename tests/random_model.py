@@ -35,6 +35,7 @@ class InMemory:
 
     path = "memory"
     generation: dict[str, Any] = {}
+    notices: list[str] = []
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, F32], stored: str = "F32") -> None:
         self.config, self.tensors, self.stored = config, tensors, stored
@@ -51,13 +52,16 @@ class InMemory:
         shape = self.tensors[name].shape
         return TensorInfo(shape, self.stored if len(shape) == 2 else "F32", "memory")
 
-    def read(self, name: str) -> SourceTensor:
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> SourceTensor:
         info = self.info(name)
-        tensor = self.tensors[name].reshape(-1, info.shape[-1])
+        tensor = self.tensors[name].reshape(-1, info.shape[-1])[start:stop]
         return SourceTensor(info, (f32_to_bf16(tensor) if info.source == "BF16" else tensor).view(np.uint8))
 
     def release(self, name: str) -> None:
         assert name in self.tensors
+
+    def files(self) -> list[str]:
+        return []
 
     @property
     def total_bytes(self) -> int:

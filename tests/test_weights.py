@@ -40,6 +40,17 @@ def test_sharded_directory(data: Path) -> None:
     info = checkpoint.info("lm_head.weight")
     assert (info.shape, info.source, Path(info.file).name) == ((320, 64), "BF16", "model-00002-of-00002.safetensors")
     assert checkpoint.read("model.norm.weight").data.shape == (1, 64 * 2)  # a vector is one row
+    files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert [Path(file).name for file in checkpoint.files()] == files
+
+
+@pytest.mark.parametrize("name", ["arch/llama", "gguf/tiny-llama-q4_1.gguf", "gguf/tiny-llama-f16_bf16.gguf"])
+def test_ranges_of_rows_are_those_of_the_whole_tensor(data: Path, name: str) -> None:
+    checkpoint = open_checkpoint(data / name)
+    for tensor in checkpoint.names():
+        whole = checkpoint.read(tensor).data
+        for start, stop in ((0, 1), (5, 37), (33, None)):
+            np.testing.assert_array_equal(checkpoint.read(tensor, start, stop).data, whole[start:stop])
 
 
 def test_release_drops_pages_and_keeps_values(data: Path) -> None:

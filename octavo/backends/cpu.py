@@ -103,16 +103,16 @@ class CpuBackend:
         weights = CpuWeights(_native.Memory(layout.num_bytes, huge_pages=True), parts, vectors)
         done = 0
         for part, cols in layout.cols.items():
-            info, data = checkpoint.read(part.name)
-            if data.shape[0] != part.rows:
-                raise CheckpointError(f"{info.file}: {part.name} has {data.shape[0]} rows, expected {part.rows}")
             step = max(32, VALUES_AT_ONCE // cols // 32 * 32)  # whole panels
             for row in range(0, part.rows, step):
-                rows = to_native(part.format, info.source, data[row : row + step], cols)
+                info, data = checkpoint.read(part.name, row, row + step)
+                if info.shape[0] != part.rows:
+                    raise CheckpointError(f"{info.file}: {part.name} has {info.shape[0]} rows, expected {part.rows}")
+                rows = to_native(part.format, info.source, data, cols)
                 place = parts[part] + _native.packed_bytes(part.format, row, cols)
                 _native.pack(self._pool, weights.memory, place, part.format, np.ascontiguousarray(rows), cols)
-            done += data.nbytes
-            del data, rows
+                done += data.nbytes
+                del data, rows
             checkpoint.release(part.name)
             if progress:
                 progress(done, checkpoint.total_bytes)

@@ -99,6 +99,7 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
     with phase("graph"):
         graph = build_graph(checkpoint, config.activations, config.kv_dtype)
         notices, max_model_len = _max_model_len(config, graph)
+        notices += checkpoint.notices
     with phase("pack"):
         check_weights(backend.weight_bytes(graph), free_memory())
         weights = backend.pack(graph, checkpoint, (lambda done, total: report("pack", done, total)) if report else None)

@@ -35,8 +35,8 @@ class FileChanged(OSError):
 
 
 def weight_files(checkpoint: Checkpoint) -> list[FileIdentity]:
-    """The files that hold tensors, as they are now, by path."""
-    return [FileIdentity.of(Path(file)) for file in sorted({checkpoint.info(name).file for name in checkpoint.names()})]
+    """The files that decide the values of tensors, as they are now."""
+    return [FileIdentity.of(Path(file)) for file in checkpoint.files()]
 
 
 def weights_digest(files: Sequence[FileIdentity], memory: Path) -> bytes:

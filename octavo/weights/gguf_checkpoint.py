@@ -68,6 +68,7 @@ class GgufCheckpoint:
         self._names = {_hf_name(name, layer, self.path): name for name in self._gguf.tensors if name not in tables}
         self.config: dict[str, Any] = ModelConfig(self._make_config(), self.path)
         self.generation: dict[str, Any] = {"eos_token_id": sorted(end_tokens_of_gguf(self._gguf))}
+        self.notices: list[str] = []
         bos = gguf_token_id(self._gguf, "bos")
         if bos is not None:
             self.generation["bos_token_id"] = bos
@@ -86,7 +87,7 @@ class GgufCheckpoint:
             )
         return TensorInfo(tensor.shape, tensor.source, self.path)
 
-    def read(self, name: str) -> SourceTensor:
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> SourceTensor:
         """`data` of q and k is a copy, otherwise a view valid while the checkpoint lives; a vector is one row."""
         info = self.info(name)
         data = self._bytes(self._gguf_name(name))
@@ -95,13 +96,18 @@ class GgufCheckpoint:
             heads = self.config["num_attention_heads" if match[1] == "q" else "num_key_value_heads"]
             if info.shape[0] % (2 * heads):
                 raise CheckpointError(f"{self.path}: tensor {name!r} has {info.shape[0]} rows for {heads} heads")
-            shape = data.shape
-            data = data.reshape(heads, info.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(shape)
-        return SourceTensor(info, data)
+            halves = np.arange(info.shape[0]).reshape(heads, info.shape[0] // heads // 2, 2).swapaxes(1, 2).ravel()
+            if len(info.shape) > 1:
+                return SourceTensor(info, data[halves[start:stop]])
+            data = data.reshape(info.shape[0], -1)[halves].reshape(1, -1)
+        return SourceTensor(info, data[start:stop])
 
     def release(self, name: str) -> None:
         tensor = self._gguf.tensors[self._gguf_name(name)]
         self._gguf.file.release(tensor.start, tensor.stop)
+
+    def files(self) -> list[str]:
+        return [self.path]
 
     @property
     def total_bytes(self) -> int:

@@ -34,6 +34,7 @@ class SafetensorsDir:
         if not (path / "config.json").is_file():
             raise CheckpointError(f"{path}: not a model directory: it has no config.json")
         self.config: dict[str, Any] = ModelConfig(read_json(path / "config.json"), str(path / "config.json"))
+        self.notices: list[str] = []
         self.generation = read_json_if_present(path / "generation_config.json")
         self.generation["eos_token_id"] = sorted(end_tokens_of_directory(path))
         quantisation = self.config.get("quantization_config")
@@ -58,15 +59,19 @@ class SafetensorsDir:
         entry = self._entry(name)
         return TensorInfo(entry.shape, entry.dtype, str(entry.file.path))
 
-    def read(self, name: str) -> SourceTensor:
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> SourceTensor:
         """`data` is a view of the mapped file, valid while the checkpoint lives; a vector is one row."""
         entry = self._entry(name)
         rows = entry.shape[0] if len(entry.shape) > 1 else 1
-        return SourceTensor(self.info(name), entry.file.data[entry.start : entry.stop].reshape(rows, -1))
+        data = entry.file.data[entry.start : entry.stop].reshape(rows, -1)
+        return SourceTensor(self.info(name), data[start:stop])
 
     def release(self, name: str) -> None:
         entry = self._entry(name)
         entry.file.release(entry.start, entry.stop)
+
+    def files(self) -> list[str]:
+        return sorted({str(entry.file.path) for entry in self._entries.values()})
 
     @property
     def total_bytes(self) -> int:

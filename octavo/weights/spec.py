@@ -31,6 +31,8 @@ class TensorInfo(NamedTuple):
     shape: tuple[int, ...]  # (out, in), or (n,) for vectors
     source: str  # format in the file, GGUF spelling: F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q6_K
     file: str
+    order: NDArray[np.int32] | None = None
+    """[in]: column i of the rows read belongs to input order[i] (columns sorted by quantisation group). None: i."""
 
 
 class SourceTensor(NamedTuple):
@@ -42,6 +44,7 @@ class Checkpoint(Protocol):
     path: str
     config: dict[str, Any]  # as config.json of the Hugging Face layout; for GGUF made from its metadata
     generation: dict[str, Any]  # as generation_config.json; eos_token_id is the whole set, as a list
+    notices: list[str]  # lines for whoever starts the model: what of the checkpoint is computed otherwise than it says
 
     def __contains__(self, name: str) -> bool: ...
 
@@ -53,10 +56,16 @@ class Checkpoint(Protocol):
         """Raise CheckpointError naming the tensor where it is missing."""
         ...
 
-    def read(self, name: str) -> SourceTensor: ...
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> SourceTensor:
+        """Rows [start, stop) of a matrix, so that what is decoded at once stays small; a vector is one row."""
+        ...
 
     def release(self, name: str) -> None:
         """The tensor was packed: drop its pages from memory."""
+        ...
+
+    def files(self) -> list[str]:
+        """Every file that decides the values of tensors."""
         ...
 
     @property
