@@ -71,7 +71,7 @@ def test_gguf_tensors_have_hugging_face_names_and_row_order(data: Path, kind: st
     heads = {"attn_q": checkpoint.config["num_attention_heads"], "attn_k": checkpoint.config["num_key_value_heads"]}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, checkpoint.config["num_hidden_layers"])
     seen = 0
-    for hf_name in checkpoint._names:  # type: ignore[attr-defined]
+    for hf_name in checkpoint.names():
         gguf_name = names.get_name(hf_name, try_suffixes=(".weight",))
         assert gguf_name is not None
         tensor = tensors[gguf_name]

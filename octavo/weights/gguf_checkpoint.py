@@ -115,7 +115,7 @@ class GgufCheckpoint:
 
     def _bytes(self, gguf_name: str) -> U8:
         tensor = self._gguf.tensors[gguf_name]
-        rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
+        rows = math.prod(tensor.shape[:-1])
         return self._gguf.file.data[tensor.start : tensor.stop].reshape(rows, -1)
 
     def _gguf_name(self, name: str) -> str:

@@ -62,7 +62,7 @@ class SafetensorsDir:
     def read(self, name: str, start: int = 0, stop: int | None = None) -> SourceTensor:
         """`data` is a view of the mapped file, valid while the checkpoint lives; a vector is one row."""
         entry = self._entry(name)
-        rows = entry.shape[0] if len(entry.shape) > 1 else 1
+        rows = math.prod(entry.shape[:-1])
         data = entry.file.data[entry.start : entry.stop].reshape(rows, -1)
         return SourceTensor(self.info(name), data[start:stop])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,11 @@ class SourceTensor(NamedTuple):
     data: NDArray[np.uint8]  # [rows, bytes per row], a view of the mapped file where rows need no reordering
 
 
+def base_name(address: str) -> str:
+    """The tensor that an address (`weights.address`) is a part of."""
+    return re.split(r"\[|\.T(?=$|[\[(])", address, maxsplit=1)[0]
+
+
 class Checkpoint(Protocol):
     path: str
     config: dict[str, Any]  # as config.json of the Hugging Face layout; for GGUF made from its metadata
@@ -57,7 +63,10 @@ class Checkpoint(Protocol):
         ...
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> SourceTensor:
-        """Rows [start, stop) of a matrix, so that what is decoded at once stays small; a vector is one row."""
+        """Rows [start, stop) of a matrix, so that what is decoded at once stays small; a vector is one row.
+
+        A tensor of more dimensions is the matrix of its last one.
+        """
         ...
 
     def release(self, name: str) -> None:
