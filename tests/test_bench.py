@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench import overload, stall
+from octavo.bench import overload, serve, stall
+from octavo.bench.plot import check_plot, draw
+from octavo.bench.report import result
+from octavo.bench.served import served
 from octavo.bench.stall import percentile
-from octavo.config import EngineConfig
+from octavo.config import ConfigError, EngineConfig
+from octavo.engine.client import EngineError
 
 
 def test_stall(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,6 +34,32 @@ def test_overload(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     details = found.details
     assert details["lost"] == 0 and min(details["served"]) > 0
     assert isinstance(details["held"], bool) and details["capacity_per_s"] > 0
+
+
+def test_streams_over_http(data: Path) -> None:
+    """Against a server of its own, and against one that runs, by its URL."""
+    config = EngineConfig(model=str(data / "arch" / "llama"), num_threads=1)
+    found = serve.shared_prefix(config, serve.Server(), serve.Workload(3, 40, 8, 4), repeat=1)
+    assert found.median > 0 and found.unit == "s"
+    with served(config) as server:
+        load = serve.Workload(4, 0, 16, 5, rate=100.0)
+        found = serve.measure(config, serve.Server(server.url + "/v1"), load, repeat=2)
+        assert len(found.runs) == 2 and found.details["first_token_ms"][0] <= found.details["first_token_ms"][1]
+        with pytest.raises(EngineError, match=r"status 404 and 0 tokens where 5 were asked for"):
+            serve.measure(config, serve.Server(server.url, model="other"), load, repeat=1)
+    with pytest.raises(ConfigError, match="no address of a server"):
+        serve.measure(config, serve.Server("localhost:8000"), load, repeat=1)
+
+
+def test_plot(tmp_path: Path) -> None:
+    found = [result("serve", "", "tokens/s", [3.0, 1.0, 2.0]), result("start", "", "s", [0.9])]
+    with pytest.raises(ConfigError, match=r"must end in \.png, \.svg, \.pdf"):
+        check_plot(tmp_path / "runs.txt")
+    with pytest.raises(ConfigError, match="no such folder"):
+        check_plot(tmp_path / "missing" / "runs.svg")
+    check_plot(tmp_path / "runs.svg")
+    draw(tmp_path / "runs.svg", "demo", found)
+    assert (tmp_path / "runs.svg").read_text().count("<svg") == 1
 
 
 def test_percentile() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from octavo.bench.report import Result, machine, result
+from octavo.bench.report import Result, machine, result, track
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import Add
@@ -18,7 +18,7 @@ def measure(config: EngineConfig, input_len: int, output_len: int, repeat: int) 
     draw = random.Random(1)
     params = SamplingParams(temperature=0, max_tokens=output_len, ignore_eos=True)
     runs, first_tokens = [], []
-    for run in range(repeat + 1):
+    for run in track(range(repeat + 1), "one stream"):
         ids = [draw.randrange(engine.bounds.vocab_size) for _ in range(input_len)]
         started = time.perf_counter()
         engine.add(Add(str(run), ids, params, seed=0))

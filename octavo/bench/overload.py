@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
-import json
 import random
 import time
 from pathlib import Path
 from typing import NamedTuple
 
+from octavo.bench.http import Sent, Target
 from octavo.bench.report import Result, result
 from octavo.bench.served import served
 from octavo.bench.stall import percentile
@@ -31,23 +30,6 @@ KV_MEMORY = 2**27
 FLAT = 2**24
 """Bytes that memory may grow by at overload: 1.2 MB were measured, and a leak of 6 kB for each of 50 requests a second
 shows within a minute."""
-
-
-class Sent(NamedTuple):
-    """One request."""
-
-    status: int
-    seconds: float  # to the first byte of the answer
-    first: float  # to the first token
-    times: list[float]  # of all tokens
-
-    @property
-    def gaps(self) -> list[float]:
-        return [b - a for a, b in itertools.pairwise(self.times)]
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.times)
 
 
 class Phase(NamedTuple):
@@ -71,19 +53,19 @@ def measure(config: EngineConfig, seconds: float) -> Result:
     """The 99th percentile of the time to the first token at overload, in times of that at 0.8 of capacity."""
     config = dataclasses.replace(config, max_num_seqs=NUM_SEQS, max_model_len=256, kv_cache_memory=KV_MEMORY)
     with served(config, f"--max-queued-requests={QUEUE}") as server:
-        return asyncio.run(_measure(server.port, server.pid, seconds))
+        return asyncio.run(_measure(Target(server.url), server.pid, seconds))
 
 
-async def _measure(port: int, pid: int, seconds: float) -> Result:
+async def _measure(target: Target, pid: int, seconds: float) -> Result:
     draw = random.Random(4)
-    capacity = await _closed(port, draw, min(seconds, 20.0))
-    usual = await _open(port, draw, LOAD * capacity, seconds)
-    await _open(port, draw, OVERLOAD * capacity, seconds / 6)
+    capacity = await _closed(target, draw, min(seconds, 20.0))
+    usual = await _open(target, draw, LOAD * capacity, seconds)
+    await _open(target, draw, OVERLOAD * capacity, seconds / 6)
     before = _resident(pid)
-    over = await _open(port, draw, OVERLOAD * capacity, seconds)
+    over = await _open(target, draw, OVERLOAD * capacity, seconds)
     grown = _resident(pid) - before
     first, gap = over.first_p99 / usual.first_p99, over.gap_p99 / usual.gap_p99
-    refusal = percentile([sent.seconds for sent in over.refused] or [0.0], 0.99)
+    refusal = percentile([sent.answered for sent in over.refused] or [0.0], 0.99)
     is_paced = first <= BOUND and gap <= BOUND and refusal <= usual.first_p99  # who is refused knows before any begins
     return result(
         "overload",
@@ -106,7 +88,7 @@ async def _measure(port: int, pid: int, seconds: float) -> Result:
     )
 
 
-async def _closed(port: int, draw: random.Random, seconds: float) -> float:
+async def _closed(target: Target, draw: random.Random, seconds: float) -> float:
     """Requests served per second when there is always one more than can run, by their tokens.
 
     The first requests are of different lengths, so that they do not end in waves, and are not counted.
@@ -116,10 +98,10 @@ async def _closed(port: int, draw: random.Random, seconds: float) -> float:
 
     async def client(index: int) -> None:
         nonlocal begins
-        await _send(port, draw, OUTPUT_LEN * (index + 1) // NUM_SEQS)
+        await _send(target, draw, OUTPUT_LEN * (index + 1) // NUM_SEQS)
         begins = time.perf_counter()  # with the last of them
         while time.perf_counter() < begins + seconds:
-            sent.append(await _send(port, draw, OUTPUT_LEN))
+            sent.append(await _send(target, draw, OUTPUT_LEN))
 
     await asyncio.gather(*(client(index) for index in range(NUM_SEQS)))
     num_tokens = sum(begins <= at < begins + seconds for one in sent for at in one.times)
@@ -128,14 +110,14 @@ async def _closed(port: int, draw: random.Random, seconds: float) -> float:
     return num_tokens / OUTPUT_LEN / seconds
 
 
-async def _open(port: int, draw: random.Random, rate: float, seconds: float) -> Phase:
+async def _open(target: Target, draw: random.Random, rate: float, seconds: float) -> Phase:
     """Requests at random times, whatever becomes of the others."""
     tasks = []
     ends = time.perf_counter() + seconds
     due = time.perf_counter()
     while (due := due + draw.expovariate(rate)) < ends:
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        tasks.append(asyncio.create_task(_send(port, draw, OUTPUT_LEN)))
+        tasks.append(asyncio.create_task(_send(target, draw, OUTPUT_LEN)))
     found = await asyncio.gather(*tasks, return_exceptions=True)
     sent = [item for item in found if isinstance(item, Sent)]
     whole = [item for item in sent if item.status == 200 and item.num_tokens == OUTPUT_LEN]
@@ -145,26 +127,9 @@ async def _open(port: int, draw: random.Random, rate: float, seconds: float) -> 
     return Phase(rate, whole, refused, len(found) - len(whole) - len(refused))
 
 
-async def _send(port: int, draw: random.Random, output_len: int) -> Sent:
-    body = json.dumps({
-        "prompt": [draw.randrange(3, 300) for _ in range(INPUT_LEN)],
-        "max_tokens": output_len, "temperature": 0, "ignore_eos": True, "stream": True, "return_token_ids": True,
-    }).encode()  # fmt: skip
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: octavo\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-    began = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(head.encode() + body)
-        status = int((await reader.readline()).split()[1])
-        answered = time.perf_counter() - began
-        times: list[float] = []
-        while line := await reader.readline():
-            if line.startswith(b"data: {") and b'"token_ids"' in line:
-                tokens = json.loads(line[6:])["choices"][0].get("token_ids") or []
-                times += [time.perf_counter()] * len(tokens)
-    finally:
-        writer.close()
-    return Sent(status, answered, times[0] - began if times else 0.0, times)
+async def _send(target: Target, draw: random.Random, output_len: int) -> Sent:
+    prompt = [draw.randrange(3, 300) for _ in range(INPUT_LEN)]
+    return await target.complete(prompt, output_len, return_token_ids=True)
 
 
 def _resident(pid: int) -> int:

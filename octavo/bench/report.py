@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import platform
 import statistics
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
 
 from octavo.config import EngineConfig
+
+T = TypeVar("T")
 
 
 class Result(NamedTuple):
@@ -30,6 +33,15 @@ def machine(config: EngineConfig, isa: str, threads: int) -> dict[str, Any]:
         "activations": config.activations,
         "kv_dtype": config.kv_dtype,
     }
+
+
+def track(runs: Iterable[T], what: str) -> Iterable[T]:
+    """`runs` with a progress bar, where somebody looks on."""
+    from rich.console import Console
+    from rich.progress import track as with_bar
+
+    console = Console(stderr=True)
+    return with_bar(runs, what, console=console, transient=True, disable=not console.is_terminal)
 
 
 def as_table(model: str, results: list[Result]) -> None:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from octavo.bench.report import Result, result
+from octavo.bench.report import Result, result, track
 from octavo.bench.served import served, touch
 from octavo.config import EngineConfig
 from octavo.weights.checkpoint import open_checkpoint
@@ -30,7 +30,7 @@ def measure(config: EngineConfig, repeat: int) -> Result:
     touch(Path(config.model))
     vocab_size = open_checkpoint(config.model).config["vocab_size"]
     runs, colds, warms, cached = [], [], [], []
-    for run in range(repeat):
+    for run in track(range(repeat), "restart"):
         prompt = random.Random(run).choices(range(vocab_size), k=PROMPT_LEN)
         with tempfile.TemporaryDirectory() as disk:
             on_disk = dataclasses.replace(config, disk_cache=disk)

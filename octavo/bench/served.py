@@ -19,6 +19,10 @@ class Served(NamedTuple):
     port: int
     pid: int
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
 
 @contextmanager
 def served(config: EngineConfig, *flags: str) -> Iterator[Served]:

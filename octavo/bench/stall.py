@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from octavo.bench.report import Result, machine, result
+from octavo.bench.report import Result, machine, result, track
 from octavo.config import MAX_ITL, EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add
@@ -79,7 +79,7 @@ def _runs(config: EngineConfig, prompt_len: int, repeat: int) -> list[Run]:
     engine = Engine(config)
     draw = random.Random(2)
     _prefill(engine, draw, "warm", prompt_len)
-    return [_run(engine, draw, str(run), prompt_len) for run in range(repeat)]
+    return [_run(engine, draw, str(run), prompt_len) for run in track(range(repeat), "long prompt beside streams")]
 
 
 def _run(engine: Engine, draw: random.Random, name: str, prompt_len: int) -> Run:

@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 
-from octavo.bench.report import Result, result
+from octavo.bench.report import Result, result, track
 from octavo.bench.served import served, touch
 from octavo.config import EngineConfig
 
@@ -16,7 +16,7 @@ def measure(config: EngineConfig, repeat: int) -> Result:
     """Seconds. The model's files are in the page cache. `config.model` is a path."""
     touch(Path(config.model))
     runs = []
-    for _ in range(repeat):
+    for _ in track(range(repeat), "start"):
         started = time.perf_counter()
         with served(config) as server:
             response = _first_token(server.port)

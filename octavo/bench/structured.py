@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator
 
-from octavo.bench.report import Result, machine, result
+from octavo.bench.report import Result, machine, result, track
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import Add
@@ -44,7 +44,7 @@ def cost(config: EngineConfig, num_prompts: int, input_len: int, output_len: int
     draw = random.Random(0)
     firsts = iter(draw.sample(range(engine.bounds.vocab_size), 2 * num_prompts * (repeat + 1)))
     speeds: dict[bool, list[float]] = {False: [], True: []}
-    for run in range(repeat + 1):
+    for run in track(range(repeat + 1), "structured output"):
         for has_schema in (False, True):
             params = SamplingParams(
                 temperature=0, max_tokens=output_len, ignore_eos=True, structured=ENDLESS if has_schema else None
@@ -88,7 +88,7 @@ def slow_grammars(config: EngineConfig, output_len: int, repeat: int) -> Result:
     engine = Engine(config)
     slow = _slow()
     gaps: dict[bool, list[float]] = {False: [], True: []}
-    for run in range(repeat + 1):
+    for run in track(range(repeat + 1), "slow grammars"):
         for has_grammars in (False, True):
             p99 = 1000 * _p99_gap(engine, f"{run}-{has_grammars}", output_len, slow if has_grammars else None)
             if run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from octavo.bench.report import Result, machine, result
+from octavo.bench.report import Result, machine, result, track
 from octavo.config import ConfigError, EngineConfig, offline
 from octavo.engine.core import Engine
 from octavo.engine.messages import Add
@@ -27,7 +27,7 @@ def measure(config: EngineConfig, num_prompts: int, input_len: int, output_len: 
         raise ConfigError(f"the vocabulary has {len(vocabulary)} tokens: too few for so many prompts that all differ")
     firsts = iter(draw.sample(vocabulary, num_prompts * (repeat + 1)))
     runs = []
-    for run in range(repeat + 1):
+    for run in track(range(repeat + 1), "throughput"):
         prompts = [[next(firsts), *draw.choices(vocabulary, k=input_len - 1)] for _ in range(num_prompts)]
         started = time.perf_counter()
         for p, ids in enumerate(prompts):
