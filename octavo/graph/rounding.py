@@ -10,6 +10,8 @@ from octavo.graph.ir import DType, Graph, Kind, Node, Value
 
 _PRECISION = (DType.A8, DType.BF16, DType.F32)
 _OF_ATTENTION = (ops.Rope, ops.KvWrite, ops.Attention)
+_BETWEEN = (ops.RmsNorm, ops.LayerNorm, ops.Scale, ops.Clamp)
+"""What may stand between a linear and them."""
 
 
 def round_inputs(graph: Graph, act_of: Callable[[str], DType]) -> Graph:
@@ -22,7 +24,11 @@ def round_inputs(graph: Graph, act_of: Callable[[str], DType]) -> Graph:
     """
     rounded: dict[tuple[int, int, int, DType], Value] = {}
     nodes: list[Node] = []
-    attended = {v.root for node in graph.nodes if isinstance(node.attrs, _OF_ATTENTION) for v in node.ins}
+    attended: set[Value] = set()
+    for node in reversed(graph.nodes):
+        between = isinstance(node.attrs, _BETWEEN) and node.outs[0] in attended
+        if between or isinstance(node.attrs, _OF_ATTENTION):
+            attended.update(v.root for v in node.ins)
     for node in graph.nodes:
         if isinstance(node.attrs, ops.Linear):
             x, weight, *bias = node.ins
