@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.backends import reference_experts as experts
 from octavo.backends import reference_ops as meaning
 from octavo.backends.base import BLOCK_SIZE, Limits, StepBatch, StepHandle, StepResult, TraceSpan
 from octavo.graph import ops
@@ -136,20 +137,14 @@ class Interpreter:
                 del self.values[v]
 
 
-def _embed(run: Interpreter, node: Node, a: ops.Embed) -> F32:
+def _embed(run: Interpreter, node: Node, _: ops.Embed) -> F32:
     (part,) = node.ins[1].parts
-    y: F32 = run.weights[part.name][run.get(node.ins[0]) + a.offset]
+    y: F32 = run.weights[part.name][run.get(node.ins[0])]
     return y
 
 
 def _rms_norm(run: Interpreter, node: Node, a: ops.RmsNorm) -> F32:
-    x, weight, *_ = (*map(run.get, node.ins), None)
-    return meaning.rms_norm(x, weight, a.eps, a.head_dim)
-
-
-def _layer_norm(run: Interpreter, node: Node, a: ops.LayerNorm) -> F32:
-    x, weight, bias, *_ = (*map(run.get, node.ins), None, None)
-    return meaning.layer_norm(x, weight, bias, a.eps, a.head_dim)
+    return meaning.rms_norm(run.get(node.ins[0]), run.get(node.ins[1]), a.eps)
 
 
 def _round(run: Interpreter, node: Node, _: ops.Round) -> NDArray[Any]:
@@ -197,30 +192,7 @@ def first_seen(a: ops.Attention, position: int) -> int:
 
 def _act_mul(run: Interpreter, node: Node, a: ops.ActMul) -> F32:
     gate, up = map(run.get, node.ins)
-    return meaning.act_mul(gate, up, a.act)
-
-
-def _act(run: Interpreter, node: Node, a: ops.Act) -> F32:
-    return meaning.act(run.get(node.ins[0]), a.act)
-
-
-def _scale(run: Interpreter, node: Node, a: ops.Scale) -> F32:
-    y: F32 = run.get(node.ins[0]) * np.float32(a.factor)
-    return y
-
-
-def _softcap(run: Interpreter, node: Node, a: ops.Softcap) -> F32:
-    return meaning.softcap(run.get(node.ins[0]), a.cap)
-
-
-def _clamp(run: Interpreter, node: Node, a: ops.Clamp) -> F32:
-    y: F32 = np.clip(run.get(node.ins[0]), np.float32(a.low), np.float32(a.high))
-    return y
-
-
-def _mul(run: Interpreter, node: Node, _: ops.Mul) -> F32:
-    a, b = map(run.get, node.ins)
-    y: F32 = a * b
+    y: F32 = meaning.ACTIVATIONS[a.act](gate) * up
     return y
 
 
@@ -228,6 +200,31 @@ def _add(run: Interpreter, node: Node, _: ops.Add) -> F32:
     a, b = map(run.get, node.ins)
     y: F32 = a + b
     return y
+
+
+def _concat(run: Interpreter, node: Node, a: ops.Concat) -> F32:
+    return meaning.concat([run.get(v) for v in node.ins], a.heads)
+
+
+def _route(run: Interpreter, node: Node, a: ops.Route) -> F32:
+    scores, *bias = map(run.get, node.ins)
+    return experts.route(scores, bias[0] if bias else None, a)
+
+
+def _dispatch(run: Interpreter, node: Node, _: ops.Dispatch) -> NDArray[Any]:
+    x, routing = map(run.get, node.ins)
+    return np.asarray(x[experts.order(routing) // (routing.shape[1] // 2)])
+
+
+def _expert_linear(run: Interpreter, node: Node, a: ops.ExpertLinear) -> F32:
+    x, routing, weight, *bias = node.ins
+    each = len(weight.parts) // a.experts
+    stacked = [[run.weights[p.name] for p in weight.parts[i * each : (i + 1) * each]] for i in range(a.experts)]
+    return experts.linear(run.get(x), run.get(routing), stacked, run.get(bias[0]) if bias else None)
+
+
+def _combine(run: Interpreter, node: Node, _: ops.Combine) -> F32:
+    return experts.combine(*map(run.get, node.ins))
 
 
 def _gather_rows(run: Interpreter, node: Node, _: ops.GatherRows) -> F32:
@@ -241,9 +238,9 @@ def _sample(run: Interpreter, node: Node, _: ops.Sample) -> None:
 
 
 _OPS: dict[str, Callable[[Interpreter, Node, Any], NDArray[Any] | None]] = {
-    "embed": _embed, "rms_norm": _rms_norm, "layer_norm": _layer_norm, "round": _round, "linear": _linear, "rope": _rope, "kv_write": _kv_write,
-    "attention": _attention, "act_mul": _act_mul, "act": _act, "scale": _scale, "softcap": _softcap,
-    "clamp": _clamp, "mul": _mul, "add": _add, "gather_rows": _gather_rows, "sample": _sample,
+    "embed": _embed, "rms_norm": _rms_norm, "round": _round, "linear": _linear, "rope": _rope, "kv_write": _kv_write,
+    "attention": _attention, "act_mul": _act_mul, "add": _add, "gather_rows": _gather_rows, "sample": _sample,
+    "concat": _concat, "route": _route, "dispatch": _dispatch, "expert_linear": _expert_linear, "combine": _combine,
 }  # fmt: skip
 
 
@@ -316,16 +313,14 @@ class ReferenceBackend:
 
     def pack(self, graph: Graph, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None) -> Weights:
         """Every tensor that the graph reads, as float32."""
-        parts = {part.name: part for value in graph.weights() for part in value.parts}.values()
+        formats = {part.name: part.format for value in graph.weights() for part in value.parts}
         weights, done = {}, 0
-        for part in parts:
-            info, data = checkpoint.read(part.name)
+        for name, packed in formats.items():
+            info, data = checkpoint.read(name)
             values = dequantise(info.source, data.reshape(1, -1) if len(info.shape) == 1 else data, info.shape[-1])
-            if part.rows == 1:
-                values = values.reshape(1, -1) + np.float32(part.plus)
-            weights[part.name] = meaning.round_bf16(values) if part.format == "bf16" else values
+            weights[name] = meaning.round_bf16(values) if packed == "bf16" else values
             done += data.nbytes
-            checkpoint.release(part.name)
+            checkpoint.release(name)
             if progress:
                 progress(done, checkpoint.total_bytes)
         return weights

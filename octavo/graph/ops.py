@@ -19,37 +19,17 @@ class Attrs:
 
 @dataclass(frozen=True)
 class Embed(Attrs):
-    """(ids i32[T,1], weight[N,H]) -> x[T,H]: rows ids + offset of the table, dequantised to float32.
-
-    ids is the input "token_ids" of the batch (N is the vocabulary), or "positions": learned positions.
-    """
+    """(token_ids i32[T,1], weight[vocab,H]) -> x[T,H]: rows of the embedding, dequantised to float32."""
 
     op = "embed"
-    offset: int = 0
 
 
 @dataclass(frozen=True)
 class RmsNorm(Attrs):
-    """(x[n,H]) or (x, weight) -> y[n,H]: x / sqrt(mean(x^2) + eps) * weight, in float32 (Zhang & Sennrich 2019).
-
-    Over whole rows, weight [1,H]; or, where head_dim D is given, over each D columns, weight [1,D] or [1,H].
-    """
+    """(x[n,H], weight[1,H]) -> y[n,H]: x * weight / sqrt(mean(x^2) + eps), in float32 (Zhang & Sennrich 2019)."""
 
     op = "rms_norm"
     eps: float = 1e-5
-    head_dim: int | None = None
-
-
-@dataclass(frozen=True)
-class LayerNorm(Attrs):
-    """(x[n,H]), (x, weight) or (x, weight, bias) -> y: (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias.
-
-    In float32 (Ba et al. 2016). Whole rows or heads, as RmsNorm; bias has the shape of weight.
-    """
-
-    op = "layer_norm"
-    eps: float = 1e-5
-    head_dim: int | None = None
 
 
 @dataclass(frozen=True)
@@ -126,21 +106,8 @@ class Attention(Attrs):
     slopes: tuple[float, ...] = ()
 
 
-ACTS = ("silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "sigmoid", "tanh")
-"""Activations of `act` and `act_mul`. With s(x) = 1 / (1 + exp(-x)): silu x s(x) (Hendrycks & Gimpel 2016, as are the
-next three), gelu x * Phi(x) of the normal distribution, gelu_tanh x s(2 sqrt(2/pi) (x + 0.044715 x^3)), gelu_quick
-x s(1.702 x), relu max(0, x), relu2 its square (So et al. 2021), sigmoid s(x), tanh."""
-
-GATED_ACTS = (*ACTS, "swiglu_oai")
-"""Of `act_mul` alone: swiglu_oai is g s(1.702 g) (u + 1), g = min(gate, 7), u = up within +-7 (gpt-oss, OpenAI 2025)."""
-
-
-@dataclass(frozen=True)
-class Act(Attrs):
-    """(x[n,I]) -> y[n,I]: act(x)."""
-
-    op = "act"
-    act: str
+ACTS = ("silu",)
+"""Activations of act_mul; silu(x) = x / (1 + exp(-x)) (Hendrycks & Gimpel 2016)."""
 
 
 @dataclass(frozen=True)
@@ -159,35 +126,72 @@ class Add(Attrs):
 
 
 @dataclass(frozen=True)
-class Mul(Attrs):
-    """(a[n,H], b) -> y[n,H]: a * b, where b is [n,H], a scalar per row [n,1] or a weight row [1,H]."""
+class Concat(Attrs):
+    """(a[n,heads*A], b[n,heads*B], ...) -> y[n,heads*(A+B+...)]: side by side within each head."""
 
-    op = "mul"
+    op = "concat"
+    heads: int = 1
 
 
-@dataclass(frozen=True)
-class Scale(Attrs):
-    """(x[n,H]) -> y[n,H]: x * factor, factor a float32."""
-
-    op = "scale"
-    factor: float
+SCORINGS = ("softmax", "softmax_top", "sigmoid", "sparse_mixer")
+"""What Route makes of scores: see there."""
 
 
 @dataclass(frozen=True)
-class Softcap(Attrs):
-    """(x[n,H]) -> y[n,H]: cap * tanh(x / cap) (Gemma 2, Team Gemma 2024)."""
+class Route(Attrs):
+    """(scores[n,E]) or (scores, bias[1,E]) -> routing[n,2k]: k experts of each row as whole numbers, then k weights.
 
-    op = "softcap"
-    cap: float
+    p is the softmax of all scores, their sigmoid, or (softmax_top) the scores themselves. Experts stand in the order
+    of p + bias, equal ones in that of their ids; the first k are taken. groups > 1: only of the top_groups best among
+    `groups` equal runs of experts, by the sum of the group_best greatest of each (DeepSeek-AI 2024). The weights are p
+    of the chosen (softmax_top: the softmax of these alone), `normalise`: over their sum, and times `scale`.
+    sparse_mixer (Liu et al. 2024), k = 2: each is the greatest of what is left, weighed by its softmax among the
+    scores s with (top - s) / max(|s|, top) <= 2 `jitter`.
+    """
+
+    op = "route"
+    top_k: int
+    scoring: str = "softmax"
+    normalise: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True)
-class Clamp(Attrs):
-    """(x[n,H]) -> y[n,H]: x within [low, high]; NaN stays."""
+class Dispatch(Attrs):
+    """(x[n,K] of any type, routing[n,2k]) -> y[k*n,K]: each row once for each of its experts.
 
-    op = "clamp"
-    low: float
-    high: float
+    Rows of one expert stand together, in ascending order of expert, then row: where a row stands depends on the
+    others, what is computed of it does not.
+    """
+
+    op = "dispatch"
+    experts: int
+
+
+@dataclass(frozen=True)
+class ExpertLinear(Attrs):
+    """(x[k*n,K] as Dispatch orders it, routing[n,2k], weight[E*N,K]) or with bias[1,E*N] -> y[k*n,N].
+
+    Each row through the N rows of its expert in the weight, as Linear.
+    """
+
+    op = "expert_linear"
+    experts: int
+
+
+@dataclass(frozen=True)
+class Combine(Attrs):
+    """(x[k*n,H] as Dispatch orders it, routing[n,2k]) -> y[n,H]: weighted sum of each row's experts.
+
+    In the order of the routing, so that no other row changes it (P1).
+    """
+
+    op = "combine"
+    experts: int
 
 
 @dataclass(frozen=True)
@@ -209,10 +213,10 @@ class Sample(Attrs):
 
 @dataclass(frozen=True)
 class NormRound(Attrs):
-    """The ins of its norm, over whole rows -> y[n,H] rounded = rms_norm or layer_norm, + round."""
+    """(x f32[n,H], weight[1,H]) -> y[n,H] rounded = rms_norm + round."""
 
     op = "norm_round"
-    norm: RmsNorm | LayerNorm
+    eps: float = 1e-5
 
 
 @dataclass(frozen=True)

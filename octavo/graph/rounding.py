@@ -10,8 +10,6 @@ from octavo.graph.ir import DType, Graph, Kind, Node, Value
 
 _PRECISION = (DType.A8, DType.BF16, DType.F32)
 _OF_ATTENTION = (ops.Rope, ops.KvWrite, ops.Attention)
-_BETWEEN = (ops.RmsNorm, ops.LayerNorm, ops.Scale, ops.Clamp)
-"""What may stand between a linear and them."""
 
 
 def round_inputs(graph: Graph, act_of: Callable[[str], DType]) -> Graph:
@@ -19,28 +17,56 @@ def round_inputs(graph: Graph, act_of: Callable[[str], DType]) -> Graph:
 
     `act_of(format)` is F32 (no rounding), BF16 or A8. A weight of several parts takes the most precise of its parts.
     Linears that make queries, keys and values take BF16 where the format would take A8: int8 there causes over a
-    third of all loss by rounding, in a sixth of the work (docs/DECISIONS.md).
-    Linears that read the same value in the same rounding share one Round.
+    third of all loss by rounding, in a sixth of the work (docs/DECISIONS.md). Scores of experts are made of the
+    unrounded states: they are little work, and another choice of expert is a large error.
+    Linears that read the same value in the same rounding share one Round; what is dispatched is rounded before.
     """
-    rounded: dict[tuple[int, int, int, DType], Value] = {}
-    nodes: list[Node] = []
-    attended: set[Value] = set()
-    for node in reversed(graph.nodes):
-        between = isinstance(node.attrs, _BETWEEN) and node.outs[0] in attended
-        if between or isinstance(node.attrs, _OF_ATTENTION):
-            attended.update(v.root for v in node.ins)
+    pass_ = _Rounding(graph, act_of)
     for node in graph.nodes:
-        if isinstance(node.attrs, ops.Linear):
-            x, weight, *bias = node.ins
-            act = max((act_of(part.format) for part in weight.parts), key=_PRECISION.index)
-            if act is DType.A8 and node.outs[0] in attended:
-                act = DType.BF16
-            if x.dtype is DType.F32 and act is not DType.F32:
-                key = (id(x.root), x.start, x.cols, act)
-                if key not in rounded:
-                    y = Value(f"{x.name}.{act.value}", x.rows, x.cols, Kind.TEMP, act)
-                    rounded[key] = y
-                    nodes.append(Node(ops.Round(), (x,), (y,), node.layer))
-                node = Node(node.attrs, (rounded[key], weight, *bias), node.outs, node.layer)
-        nodes.append(node)
-    return replace(graph, nodes=nodes)
+        pass_.put(node)
+    return replace(graph, nodes=pass_.nodes)
+
+
+class _Rounding:
+    def __init__(self, graph: Graph, act_of: Callable[[str], DType]) -> None:
+        self.nodes: list[Node] = []
+        self._act_of = act_of
+        self._rounded: dict[tuple[int, int, int, DType], Value] = {}
+        self._dispatched: dict[Value, Value] = {}  # float32 -> rounded
+        self._attended = {v.root for node in graph.nodes if isinstance(node.attrs, _OF_ATTENTION) for v in node.ins}
+        self._scores = {v.root for node in graph.nodes if isinstance(node.attrs, ops.Route) for v in node.ins}
+        self._readers: dict[Value, list[Node]] = {}
+        for node in graph.nodes:
+            for v in node.ins:
+                self._readers.setdefault(v.root, []).append(node)
+
+    def put(self, node: Node) -> None:
+        """Append `node`, after the Round of its input where it asks for one."""
+        x = node.ins[0] if node.ins else None
+        if isinstance(node.attrs, ops.Dispatch) and x is not None:
+            acts = {self._act(reader) for reader in self._readers.get(node.outs[0], [])}
+            if len(acts) == 1 and DType.F32 not in acts:
+                (y,), source = node.outs, self._round(x, acts.pop(), node.layer)
+                self._dispatched[y] = Value(f"{y.name}.{source.dtype.value}", y.rows, y.cols, Kind.TEMP, source.dtype)
+                node = Node(node.attrs, (source, *node.ins[1:]), (self._dispatched[y],), node.layer)
+        elif isinstance(node.attrs, ops.Linear | ops.ExpertLinear) and x is not None:
+            rounded = self._dispatched.get(x) or self._round(x, self._act(node), node.layer)
+            node = Node(node.attrs, (rounded, *node.ins[1:]), node.outs, node.layer)
+        self.nodes.append(node)
+
+    def _act(self, node: Node) -> DType:
+        """How the input of a node is rounded."""
+        if not isinstance(node.attrs, ops.Linear | ops.ExpertLinear) or node.outs[0] in self._scores:
+            return DType.F32
+        weight = next(v for v in node.ins if v.kind is Kind.WEIGHT)
+        act = max((self._act_of(part.format) for part in weight.parts), key=_PRECISION.index)
+        return DType.BF16 if act is DType.A8 and node.outs[0] in self._attended else act
+
+    def _round(self, x: Value, act: DType, layer: int) -> Value:
+        if x.dtype is not DType.F32 or act is DType.F32:
+            return x
+        key = (id(x.root), x.start, x.cols, act)
+        if key not in self._rounded:
+            self._rounded[key] = y = Value(f"{x.name}.{act.value}", x.rows, x.cols, Kind.TEMP, act)
+            self.nodes.append(Node(ops.Round(), (x,), (y,), layer))
+        return self._rounded[key]

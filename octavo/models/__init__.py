@@ -6,15 +6,16 @@ from octavo.graph.build import Builder
 from octavo.graph.ir import DType, Graph
 from octavo.graph.rounding import round_inputs
 from octavo.graph.verify import GraphError, verify
-from octavo.models import ernie4_5, llama, mistral, phi3, qwen2, rope, seed_oss, smollm3
+from octavo.models import ernie4_5, llama, mistral, mixtral, phi3, qwen2, rope, seed_oss, smollm3
 from octavo.models.config import count
-from octavo.weights.spec import Checkpoint, CheckpointError, act_of, packed_format
+from octavo.weights.spec import Checkpoint, CheckpointError, act_of, base_name, packed_format
 
 ARCHITECTURES = {
     "Ernie4_5ForCausalLM": ernie4_5.build,
     "Ernie4_5_ForCausalLM": ernie4_5.build,
     "LlamaForCausalLM": llama.build,
     "MinistralForCausalLM": mistral.build,
+    "MixtralForCausalLM": mixtral.build,
     "MistralForCausalLM": mistral.build,
     "Phi3ForCausalLM": phi3.build,
     "Qwen2ForCausalLM": qwen2.build,
@@ -56,7 +57,7 @@ def build_graph(checkpoint: Checkpoint, activations: str = "auto", kv_dtype: str
 
 def _refuse_unread(graph: Graph, checkpoint: Checkpoint) -> None:
     """A layer more than the config counts, or a bias that it denies, would be left out of the model silently."""
-    read = {part.name for value in graph.weights() for part in value.parts}
+    read = {base_name(part.name) for value in graph.weights() for part in value.parts}
     unread = [name for name in checkpoint.names() if name not in read and name.startswith(("model.", "lm_head."))]
     unread = [name for name in unread if not name.endswith(_DERIVED)]
     if unread:
