@@ -107,7 +107,7 @@ def test_heads_rotated_in_part(data: Path, tmp_path: Path) -> None:
             "'yarn' with attn_factor or rope_freqs",
         ),
         (lambda w: w.add_sliding_window(64), "no max_window_layers"),
-        (lambda w: w.add_expert_count(4), "qwen2 with experts"),
+        (lambda w: w.add_expert_count(4), r"metadata qwen2\.expert_count = 4 is not supported"),
         (lambda w: w.add_tensor("blk.0.attn_qkv.weight", np.ones((4, 4), np.float32)), "attn_qkv.weight' has no known"),
     ],
 )

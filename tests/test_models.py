@@ -273,7 +273,7 @@ def changed(**changes: Any) -> InMemory:
             r"PelicanForCausalLM is not supported; supported: .*LlamaForCausalLM",
         ),
         ({"architectures": None}, r"\(none given\) is not supported"),
-        ({"hidden_act": "gelu"}, r"hidden_act = 'gelu', which is not supported \(served: silu\)"),
+        ({"hidden_act": "mish"}, r"hidden_act = 'mish', expected an activation: silu, swish, gelu"),
         ({"pretraining_tp": 2}, "pretraining_tp = 2"),
         ({"sliding_window": 4096}, "sliding_window = 4096.*must be absent"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),

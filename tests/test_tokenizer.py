@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -99,6 +97,33 @@ def test_special_tokens_in_text() -> None:
     assert not tokenizer.special_ids & set(literal)
     assert tokenizer.decode(literal) == "a<|im_end|>"
     assert tokenizer.encode("a<|im_end|>") == [81, 2]
+
+
+def test_special_tokens_of_a_vocabulary_that_finds_them_in_the_text(fixtures: Path) -> None:
+    """A unigram model's own pieces are special tokens, too; its post-processor still adds </s>."""
+    tokenizer = load(fixtures / "tokenizers/tiny-unigram")
+    assert tokenizer.encode("</s>", add_special_tokens=False) == [1]
+    for text in ("</s>", "<pad></s>x", "a </s>"):
+        assert not {0, 1} & set(tokenizer.encode(text, add_special_tokens=False, parse_special=False))
+    assert tokenizer.encode("the", parse_special=False) == tokenizer.encode("the")
+
+
+def test_end_token_of_a_folder(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "tiny-spm", tmp_path / "model")
+    config = json.loads((tmp_path / "model/tokenizer_config.json").read_text())
+    (tmp_path / "model/tokenizer_config.json").write_text(json.dumps({**config, "add_eos_token": True}))
+    plain = load(DATA / "tiny-spm").encode("Hello")
+    tokenizer = load_tokenizer(tmp_path / "model")
+    assert tokenizer.encode("Hello") == [*plain, 2] == tokenizer.encode("Hello</s>")
+
+
+def test_pairs_of_texts() -> None:
+    tokenizer = load(DATA / "tiny-wordpiece")
+    cls, sep = (tokenizer.token_to_id(text) for text in ("[CLS]", "[SEP]"))
+    one, two = (tokenizer.encode(text, add_special_tokens=False) for text in ("hello", "the world"))
+    assert tokenizer.encode_pairs([("hello", "the world")]) == [([cls, *one, sep, *two, sep], len(one) + 2)]
+    ids, second = load(DATA / "tiny-spm").encode_pairs([("Hello", "<s>")])[0]
+    assert ids.count(1) == 2 and second <= len(ids)  # of the template, none of the text
 
 
 def test_bos_is_added_at_most_once() -> None:
@@ -201,105 +226,11 @@ def test_unfinished_character_is_held_back() -> None:
     assert stream.push(owl[:-1]) + stream.finish() == tokenizer.decode(owl[:-1]) == "\ufffd"
 
 
-BYTE_CHARACTERS = [char for char, _ in sorted(_BYTES.items(), key=lambda item: item[1])]
-MERGED = ["12", "123", "1234", "'S", "Ġ1"]
-SPECIAL = ["<bos>", "<|eot_id|>", "<end>", "<user>"]
-BOS, EOT, END, USER = range(261, 265)
-
-
-def write_vocabulary(path: Path, pre: str, change: Callable[[gguf.GGUFWriter], None] = lambda w: None) -> Path:
-    """A byte-level vocabulary: token i is byte i, then a few merges, then special tokens."""
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list([*BYTE_CHARACTERS, *MERGED, *SPECIAL])
-    writer.add_token_types([1] * (256 + len(MERGED)) + [3, 3, 3, 4])
-    writer.add_token_merges(["1 2", "12 3", "123 4", "' S", "Ġ 1"])
-    writer.add_bos_token_id(BOS)
-    writer.add_eos_token_id(END)
-    change(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
-
-
-@pytest.mark.parametrize(
-    ("pre", "text", "pieces"),
-    [
-        ("gpt-2", "1234", ["1234"]),
-        ("gpt-2", "a'S 1", ["a", "'", "S", "Ġ1"]),
-        ("smollm", "1234", ["1", "2", "3", "4"]),
-        ("smollm", " 1", ["Ġ", "1"]),
-        ("llama-bpe", "1234", ["<bos>", "123", "4"]),
-        ("llama-bpe", "a'S 1", ["<bos>", "a", "'S", "Ġ", "1"]),
-        ("qwen2", "1234", ["1", "2", "3", "4"]),
-        ("qwen2", "a'S<user>", ["a", "'S", "<user>"]),
-        ("qwen2", "e\u0301", ["Ã", "©"]),  # composed first
-        ("gpt-2", "e\u0301", ["e", "Ì", "ģ"]),
-    ],
-)
-def test_pre_tokenizers(tmp_path: Path, pre: str, text: str, pieces: list[str]) -> None:
-    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "v.gguf", pre))
-    assert [tokenizer.id_to_token(token) for token in tokenizer.encode(text)] == pieces
-
-
-def test_gguf_special_tokens(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "a.gguf", "llama-bpe"))
-    assert tokenizer.eos_ids == {EOT, END}  # the end of turn is known by its name
-    assert tokenizer.special_ids == {BOS, EOT, END}
-    assert tokenizer.decode([BOS, USER, END]) == "<user>"
-    assert tokenizer.special_token_names == {"bos_token": "<bos>", "eos_token": "<end>"}
-
-    def change(writer: gguf.GGUFWriter) -> None:
-        writer.add_add_bos_token(False)
-        writer.add_eot_token_id(USER)
-        writer.add_chat_template("{{ bos_token }}")
-
-    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "b.gguf", "llama-bpe", change))
-    assert tokenizer.eos_ids == {END, USER} and tokenizer.encode("a") == [ord("a")]
-    assert tokenizer.chat_template == "{{ bos_token }}"
-
-
-GGUF_FAULTS: dict[str, tuple[str, Callable[[gguf.GGUFWriter], None], str]] = {
-    "pre-tokenizer": ("falcon", lambda w: None, "pre-tokenizer 'falcon' .* is not supported"),
-    "model": ("gpt-2", lambda w: add(w, "tokenizer.ggml.model", "bert"), "tokenizer model 'bert' is not supported"),
-    "types": ("gpt-2", lambda w: add(w, "tokenizer.ggml.token_type", [1, 2]), "265 tokens but 2 token types"),
-    "type": ("gpt-2", lambda w: add(w, "tokenizer.ggml.token_type", 5), "token_type must be a list; found 5"),
-    "pre-tokenizers": (
-        "gpt-2",
-        lambda w: add(w, "tokenizer.ggml.pre", [1]),
-        r"pre-tokenizer \[1\] .* is not supported",
-    ),
-    "merges": ("gpt-2", lambda w: add(w, "tokenizer.ggml.merges", ["nope nope"]), "merges do not fit"),
-    "no merges": ("gpt-2", lambda w: add(w, "tokenizer.ggml.merges", 5), "merges' is missing or no list of strings"),
-    "no scores": ("gpt-2", lambda w: add(w, "tokenizer.ggml.model", "llama"), "scores is missing"),
-    "eos": ("gpt-2", lambda w: add(w, "tokenizer.ggml.eos_token_id", 999), "eos_token_id 999 is outside of the 265"),
-}
-
-
-def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    """Set a value, also over one that was set before."""
-    for values in writer.kv_data:
-        values.pop(key, None)
-    if isinstance(value, list):
-        writer.add_array(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_uint32(key, value)
-
-
-@pytest.mark.parametrize("fault", sorted(GGUF_FAULTS))
-def test_gguf_tokenizers_that_are_refused(tmp_path: Path, fault: str) -> None:
-    pre, change, message = GGUF_FAULTS[fault]
-    with pytest.raises(CheckpointError, match=message) as caught:
-        load_tokenizer(write_vocabulary(tmp_path / "v.gguf", pre, change))
-    assert str(tmp_path / "v.gguf") in str(caught.value) and "\n" not in str(caught.value)
-
-
 def test_directories_that_hold_no_tokenizer(tmp_path: Path) -> None:
-    for path, message in ((tmp_path, "no tokenizer.json"), (tmp_path / "x", "no such file or directory")):
+    for path, message in (
+        (tmp_path, "no tokenizer.json or tokenizer.model"),
+        (tmp_path / "x", "no such file or directory"),
+    ):
         with pytest.raises(CheckpointError, match=message):
             load_tokenizer(path)
     (tmp_path / "tokenizer.json").write_text('{"model": 1}')

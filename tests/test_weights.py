@@ -106,9 +106,7 @@ def test_gguf_config(data: Path) -> None:
         "tie_word_embeddings": False,
         "attention_bias": False,
         "mlp_bias": False,
-        "use_bias": False,
         "partial_rotary_factor": 1.0,
-        "sliding_window": None,
         "use_sliding_window": False,
     }
     assert checkpoint.generation == {"bos_token_id": 1, "eos_token_id": [2]}
@@ -163,7 +161,7 @@ GGUF_CHANGES: dict[str, tuple[Callable[[gguf.GGUFWriter], None], str]] = {
     "heads per layer": (lambda w: w.add_head_count_kv([1, 2]), r"head_count_kv must be one number.*\[1, 2\]"),
     "partial rotary": (lambda w: w.add_rope_dimension_count(8), "rope.dimension_count 8 differs from the head size 16"),
     "part of a file": (lambda w: w.add_uint16("split.count", 3), "one of 3 parts"),
-    "other tensor": (lambda w: w.add_tensor("blk.0.attn_q_norm.weight", np.ones(16, np.float32)), "attn_q_norm"),
+    "other tensor": (lambda w: w.add_tensor("blk.0.attn_sub_norm.weight", np.ones(16, np.float32)), "attn_sub_norm"),
 }
 
 

@@ -119,7 +119,7 @@ class CpuBackend:
         for value in graph.weights():
             if value.name in vectors:
                 vector = weights.memory.view(vectors[value.name], 4 * value.cols).view(np.float32)
-                np.concatenate([_vector(checkpoint, part.name) for part in value.parts], out=vector)
+                np.concatenate([_vector(checkpoint, part) for part in value.parts], out=vector)
         if progress:
             progress(checkpoint.total_bytes, checkpoint.total_bytes)
         return weights
@@ -227,8 +227,8 @@ def _places(sizes: dict[Any, int], start: int) -> tuple[dict[Any, int], int]:
     return places, start
 
 
-def _vector(checkpoint: Checkpoint, name: str) -> NDArray[np.float32]:
-    info, data = checkpoint.read(name)
-    values: NDArray[np.float32] = dequantise(info.source, data.reshape(1, -1), info.shape[-1]).ravel()
-    checkpoint.release(name)
-    return values
+def _vector(checkpoint: Checkpoint, part: WeightPart) -> NDArray[np.float32]:
+    info, data = checkpoint.read(part.name)
+    values = dequantise(info.source, data.reshape(1, -1) if len(info.shape) == 1 else data, info.shape[-1])
+    checkpoint.release(part.name)
+    return values.ravel() + np.float32(part.plus)

@@ -41,6 +41,8 @@ def lower(
     for index, node in enumerate(graph.nodes):
         native = _native.Node(_NATIVE_NAMES.get(node.op, node.op), node.layer)
         native.set_barriers(*(index in p.barriers for p in plans))
+        if type(node.attrs) not in _FILL:
+            raise GraphError(f"{node!r}: the native backend has no such operation")
         _FILL[type(node.attrs)](low, native, node, node.attrs)
         spec.add_node(native)
     return Lowered(spec, low.values, [(node.op, node.layer) for node in graph.nodes])
@@ -112,15 +114,20 @@ class _Lowering:
 def _embed(low: _Lowering, native: _native.Node, node: Node, _: ops.Embed) -> None:
     ids, weight = node.ins
     _need_input(node, ids)
+    if ids.name != "token_ids":
+        raise GraphError(f"{node!r}: the native backend embeds token_ids alone")
     if len(weight.parts) != 1:
         raise GraphError(f"{node!r}: an embedding of several parts is not supported")
     native.weights, native.out = low.matrices(weight), low.operand(node.outs[0])
 
 
 def _norm(low: _Lowering, native: _native.Node, node: Node, a: ops.RmsNorm | ops.NormRound) -> None:
+    norm = a.norm if isinstance(a, ops.NormRound) else a
+    if norm.head_dim is not None or len(node.ins) != 2 or not isinstance(norm, ops.RmsNorm):
+        raise GraphError(f"{node!r}: the native backend has only rms_norm of whole rows")
     x, weight = node.ins
     native.a, native.out = low.operand(x), low.operand(node.outs[0])
-    native.vector, native.eps = low.vector(weight), a.eps
+    native.vector, native.eps = low.vector(weight), norm.eps
 
 
 def _round(low: _Lowering, native: _native.Node, node: Node, _: ops.Round) -> None:

@@ -152,9 +152,23 @@ def _embed(run: Interpreter, node: Node, _: Any) -> F64:
     return np.asarray(4 * U32 * y.max(axis=1, keepdims=True))  # scale * q + minimum, in one or two roundings
 
 
-def _rms_norm(run: Interpreter, node: Node, _: Any) -> F64:
+def _rms_norm(run: Interpreter, node: Node, a: ops.RmsNorm) -> F64:
     y = np.abs(run.get(node.outs[0]).astype(np.float64))
-    return np.asarray((C * U32 * np.sqrt(y.shape[1]) / 2 + 4 * U32) * y)
+    return np.asarray((C * U32 * np.sqrt(a.head_dim or y.shape[1]) / 2 + 4 * U32) * y)
+
+
+def _layer_norm(run: Interpreter, node: Node, a: ops.LayerNorm) -> F64:
+    """The mean of n numbers is off by C u sqrt(n) |x| / n at most, which the factor and the weight carry on."""
+    x, *vectors = (np.abs(run.get(v).astype(np.float64)) for v in node.ins)
+    d = a.head_dim or x.shape[1]
+    heads = run.get(node.ins[0]).astype(np.float64).reshape(len(x), -1, d)
+    deviation = np.sqrt(heads.var(axis=2, keepdims=True) + a.eps)
+    moved = C * U32 * np.linalg.norm(heads, axis=2, keepdims=True) / np.sqrt(d) / deviation
+    weight = vectors[0].reshape(-1, d) if vectors else np.ones((1, d))
+    y = np.abs(run.get(node.outs[0]).astype(np.float64)).reshape(heads.shape)
+    bias = vectors[1].reshape(-1, d) if len(vectors) > 1 else np.zeros((1, d))
+    tolerance = (C * U32 * np.sqrt(d) / 2 + 6 * U32) * (y + 2 * bias) + moved * weight
+    return np.asarray(tolerance.reshape(x.shape))
 
 
 def _linear(run: Interpreter, node: Node, _: Any) -> F64:
@@ -196,15 +210,36 @@ def _attention(run: Interpreter, node: Node, a: ops.Attention) -> F64:
     return np.asarray(tolerance.reshape(len(q), -1))
 
 
-def _act_mul(run: Interpreter, node: Node, _: Any) -> F64:
-    gate = np.abs(run.get(node.ins[0]).astype(np.float64))
+def _act(run: Interpreter, node: Node, a: ops.Act) -> F64:
+    x = np.abs(run.get(node.ins[0]).astype(np.float64))
     y = np.abs(run.get(node.outs[0]).astype(np.float64))
-    return np.asarray((EXP_ERROR + 8 * U32 + 2 * U32 * gate) * y + 2.0**-120)
+    return np.asarray(_act_error(a.act, x) * y + 2.0**-120)
+
+
+def _act_mul(run: Interpreter, node: Node, a: ops.ActMul) -> F64:
+    gate, up = (np.abs(run.get(v).astype(np.float64)) for v in node.ins)
+    y = np.abs(run.get(node.outs[0]).astype(np.float64))
+    return np.asarray(_act_error(a.act, gate) * y + 2.0**-120 * (1 + up))
+
+
+def _act_error(act: str, x: F64) -> F64:
+    """Relative: the exponential's argument is rounded, which weighs as much as the argument is large."""
+    argument = {"gelu": x * x, "gelu_tanh": 2 * x + x**3 / 4, "gelu_quick": 2 * x, "swiglu_oai": 2 * x}.get(act, x)
+    return np.asarray(2 * EXP_ERROR + 10 * U32 + 3 * U32 * argument)
+
+
+def _scale(run: Interpreter, node: Node, a: Any) -> F64:
+    return np.asarray(U32 * np.abs(run.get(node.outs[0]).astype(np.float64)))
+
+
+def _softcap(run: Interpreter, node: Node, a: ops.Softcap) -> F64:
+    return np.asarray((EXP_ERROR + 8 * U32) * np.abs(run.get(node.outs[0]).astype(np.float64)))
 
 
 _TOLERANCES: dict[str, Callable[[Interpreter, Node, Any], F64]] = {
-    "embed": _embed, "rms_norm": _rms_norm, "round": _exact, "linear": _linear, "rope": _rope, "attention": _attention,
-    "act_mul": _act_mul, "add": _exact, "gather_rows": _exact,
+    "embed": _embed, "rms_norm": _rms_norm, "layer_norm": _layer_norm, "round": _exact, "linear": _linear,
+    "rope": _rope, "attention": _attention, "act_mul": _act_mul, "act": _act, "scale": _scale, "softcap": _softcap,
+    "clamp": _exact, "mul": _scale, "add": _exact, "gather_rows": _exact,
 }  # fmt: skip
 
 

@@ -137,14 +137,20 @@ class Interpreter:
                 del self.values[v]
 
 
-def _embed(run: Interpreter, node: Node, _: ops.Embed) -> F32:
+def _embed(run: Interpreter, node: Node, a: ops.Embed) -> F32:
     (part,) = node.ins[1].parts
-    y: F32 = run.weights[part.name][run.get(node.ins[0])]
+    y: F32 = run.weights[part.name][run.get(node.ins[0]) + a.offset]
     return y
 
 
 def _rms_norm(run: Interpreter, node: Node, a: ops.RmsNorm) -> F32:
-    return meaning.rms_norm(run.get(node.ins[0]), run.get(node.ins[1]), a.eps)
+    x, weight, *_ = (*map(run.get, node.ins), None)
+    return meaning.rms_norm(x, weight, a.eps, a.head_dim)
+
+
+def _layer_norm(run: Interpreter, node: Node, a: ops.LayerNorm) -> F32:
+    x, weight, bias, *_ = (*map(run.get, node.ins), None, None)
+    return meaning.layer_norm(x, weight, bias, a.eps, a.head_dim)
 
 
 def _round(run: Interpreter, node: Node, _: ops.Round) -> NDArray[Any]:
@@ -192,7 +198,30 @@ def first_seen(a: ops.Attention, position: int) -> int:
 
 def _act_mul(run: Interpreter, node: Node, a: ops.ActMul) -> F32:
     gate, up = map(run.get, node.ins)
-    y: F32 = meaning.ACTIVATIONS[a.act](gate) * up
+    return meaning.act_mul(gate, up, a.act)
+
+
+def _act(run: Interpreter, node: Node, a: ops.Act) -> F32:
+    return meaning.act(run.get(node.ins[0]), a.act)
+
+
+def _scale(run: Interpreter, node: Node, a: ops.Scale) -> F32:
+    y: F32 = run.get(node.ins[0]) * np.float32(a.factor)
+    return y
+
+
+def _softcap(run: Interpreter, node: Node, a: ops.Softcap) -> F32:
+    return meaning.softcap(run.get(node.ins[0]), a.cap)
+
+
+def _clamp(run: Interpreter, node: Node, a: ops.Clamp) -> F32:
+    y: F32 = np.clip(run.get(node.ins[0]), np.float32(a.low), np.float32(a.high))
+    return y
+
+
+def _mul(run: Interpreter, node: Node, _: ops.Mul) -> F32:
+    a, b = map(run.get, node.ins)
+    y: F32 = a * b
     return y
 
 
@@ -238,8 +267,9 @@ def _sample(run: Interpreter, node: Node, _: ops.Sample) -> None:
 
 
 _OPS: dict[str, Callable[[Interpreter, Node, Any], NDArray[Any] | None]] = {
-    "embed": _embed, "rms_norm": _rms_norm, "round": _round, "linear": _linear, "rope": _rope, "kv_write": _kv_write,
-    "attention": _attention, "act_mul": _act_mul, "add": _add, "gather_rows": _gather_rows, "sample": _sample,
+    "embed": _embed, "rms_norm": _rms_norm, "layer_norm": _layer_norm, "round": _round, "linear": _linear, "rope": _rope, "kv_write": _kv_write,
+    "attention": _attention, "act_mul": _act_mul, "act": _act, "scale": _scale, "softcap": _softcap,
+    "clamp": _clamp, "mul": _mul, "add": _add, "gather_rows": _gather_rows, "sample": _sample,
     "concat": _concat, "route": _route, "dispatch": _dispatch, "expert_linear": _expert_linear, "combine": _combine,
 }  # fmt: skip
 
@@ -313,14 +343,16 @@ class ReferenceBackend:
 
     def pack(self, graph: Graph, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None) -> Weights:
         """Every tensor that the graph reads, as float32."""
-        formats = {part.name: part.format for value in graph.weights() for part in value.parts}
+        parts = {part.name: part for value in graph.weights() for part in value.parts}.values()
         weights, done = {}, 0
-        for name, packed in formats.items():
-            info, data = checkpoint.read(name)
+        for part in parts:
+            info, data = checkpoint.read(part.name)
             values = dequantise(info.source, data.reshape(1, -1) if len(info.shape) == 1 else data, info.shape[-1])
-            weights[name] = meaning.round_bf16(values) if packed == "bf16" else values
+            if part.rows == 1:
+                values = values.reshape(1, -1) + np.float32(part.plus)
+            weights[part.name] = meaning.round_bf16(values) if part.format == "bf16" else values
             done += data.nbytes
-            checkpoint.release(name)
+            checkpoint.release(part.name)
             if progress:
                 progress(done, checkpoint.total_bytes)
         return weights

@@ -6,6 +6,8 @@ Rounded values are kept decoded: BF16 as float32, A8 as float64, where int8 x fl
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -61,11 +63,31 @@ def round_to(x: F32, dtype: DType) -> Array:
     return decoded
 
 
-def rms_norm(x: F32, weight: F32, eps: float) -> F32:
-    """weight [1, K]."""
-    mean = np.square(x.astype(np.float64)).mean(axis=1, keepdims=True)
+def rms_norm(x: F32, weight: F32 | None, eps: float, head_dim: int | None = None) -> F32:
+    """weight [1, K] or [1, head_dim]."""
+    heads = _heads(x, head_dim)
+    mean = np.square(heads.astype(np.float64)).mean(axis=-1, keepdims=True)
     factor: F32 = (1 / np.sqrt(mean + eps)).astype(np.float32)
-    return x * factor * weight
+    y: F32 = heads * factor
+    if weight is not None:
+        y *= _heads(weight, head_dim)
+    return y.reshape(x.shape)
+
+
+def layer_norm(x: F32, weight: F32 | None, bias: F32 | None, eps: float, head_dim: int | None = None) -> F32:
+    """weight and bias [1, K] or [1, head_dim]."""
+    heads = _heads(x, head_dim).astype(np.float64)
+    centred = heads - heads.mean(axis=-1, keepdims=True)
+    y = centred / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + eps)
+    y = y if weight is None else y * _heads(weight, head_dim)
+    y = y if bias is None else y + _heads(bias, head_dim)
+    return np.asarray(y, np.float32).reshape(x.shape)
+
+
+def _heads(x: F32, head_dim: int | None) -> F32:
+    """[n, heads, D]; without head_dim a row is one head."""
+    width = head_dim or x.shape[1]
+    return x.reshape(len(x), x.shape[1] // width, width)
 
 
 def linear(x: Array, weights: list[F32], bias: F32 | None) -> F32:
@@ -150,9 +172,36 @@ def concat(values: list[F32], heads: int) -> F32:
     return np.concatenate([x.reshape(len(x), heads, -1) for x in values], axis=2).reshape(len(values[0]), -1)
 
 
-def silu(x: F32) -> F32:
-    wide = x.astype(np.float64)
-    return np.asarray(wide / (1 + np.exp(-wide)), np.float32)
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
-ACTIVATIONS = {"silu": silu}
+def _sigmoid(x: F64) -> F64:
+    return np.asarray(np.exp(-np.logaddexp(0, -x)))  # without overflow
+
+
+ACTIVATIONS: dict[str, Callable[[F64], F64]] = {
+    "silu": lambda x: x * _sigmoid(x),
+    "gelu": lambda x: x / 2 * _erfc(-x / math.sqrt(2)),
+    "gelu_tanh": lambda x: x * _sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
+    "gelu_quick": lambda x: x * _sigmoid(1.702 * x),
+    "relu": lambda x: np.maximum(x, 0),
+    "relu2": lambda x: np.square(np.maximum(x, 0)),
+    "sigmoid": _sigmoid,
+    "tanh": np.tanh,
+}
+"""Of ops.ACTS, in float64."""
+
+
+def act(x: F32, name: str) -> F32:
+    return ACTIVATIONS[name](x.astype(np.float64)).astype(np.float32)
+
+
+def act_mul(gate: F32, up: F32, name: str) -> F32:
+    if name == "swiglu_oai":
+        gate, up = np.minimum(gate, np.float32(7)), np.clip(up, np.float32(-7), np.float32(7)) + np.float32(1)
+        name = "gelu_quick"
+    return act(gate, name) * up
+
+
+def softcap(x: F32, cap: float) -> F32:
+    return np.asarray(cap * np.tanh(x.astype(np.float64) / cap), np.float32)

@@ -28,14 +28,14 @@ class Builder:
         self.graph = Graph(name, vocab_size, max_positions, bounded)
         self.layer = -1
         self._source = source
-        self._shared: dict[tuple[str, ...], Value] = {}
+        self._shared: dict[object, Value] = {}
         self._names: set[str] = set()
 
     # ---- values
 
     def input(self, name: str, rows: Dim) -> Value:
         """A column of int32 from the batch."""
-        return self._once((name,), Value(name, rows, 1, Kind.INPUT, DType.I32))
+        return self._once(name, Value(name, rows, 1, Kind.INPUT, DType.I32))
 
     def matrix(self, names: Mapping[str, int], cols: int) -> Value:
         """Matrices {name: rows} with `cols` input features each, stacked along the rows."""
@@ -45,18 +45,17 @@ class Builder:
             if (got_rows, got_cols) != (rows, cols):
                 raise GraphError(f"{name} has shape ({got_rows}, {got_cols}), the config asks for ({rows}, {cols})")
             parts.append(WeightPart(name, rows, packed))
-        value = Value("+".join(names), Dim(sum(names.values())), cols, Kind.WEIGHT, parts=tuple(parts))
-        return self._once(tuple(names), value)
+        return self._weight(Dim(sum(names.values())), cols, tuple(parts))
 
-    def vector(self, names: Mapping[str, int]) -> Value:
-        """Vectors {name: length} as one float32 row."""
+    def vector(self, names: Mapping[str, int], plus: float = 0.0) -> Value:
+        """Vectors {name: length} as one float32 row, `plus` added to each value. One set per head may be a matrix."""
+        parts = []
         for name, size in names.items():
             got_rows, got, _ = self._source.rows_cols_format(name)
-            if (got_rows, got) != (1, size):
+            if got_rows * got != size:
                 raise GraphError(f"{name} has shape ({got_rows}, {got}), the config asks for ({size},)")
-        parts = tuple(WeightPart(name, 1, "f32") for name in names)
-        value = Value("+".join(names), Dim(1), sum(names.values()), Kind.WEIGHT, parts=parts)
-        return self._once(tuple(names), value)
+            parts.append(WeightPart(name, 1, "f32", plus))
+        return self._weight(Dim(1), sum(names.values()), tuple(parts))
 
     def kv_group(self, group: KvGroup) -> int:
         """Index of the new group."""
@@ -72,25 +71,52 @@ class Builder:
 
     # ---- operations, in the order of graph.ops
 
-    def embed(self, weight: Value) -> Value:
-        return self._out(ops.Embed(), (self.input("token_ids", T), weight), T, weight.cols, "x")
+    def embed(self, weight: Value, ids: str = "token_ids", offset: int = 0) -> Value:
+        """Rows of a table; of "positions" too, from row `offset` on."""
+        return self._out(ops.Embed(offset), (self.input(ids, T), weight), T, weight.cols, "x")
 
-    def rms_norm(self, x: Value, weight: str, eps: float) -> Value:
-        return self._out(ops.RmsNorm(eps), (x, self.vector({weight: x.cols})), x.rows, x.cols, "norm")
+    def rms_norm(self, x: Value, weight: str | None, eps: float, head_dim: int | None = None, plus: float = 0) -> Value:
+        """`weight` may hold `head_dim` values for all heads, or one set per head. `plus` is added to it (Gemma: 1)."""
+        vectors = () if weight is None else (self._norm_vector(weight, x.cols, head_dim, plus),)
+        return self._out(ops.RmsNorm(eps, head_dim), (x, *vectors), x.rows, x.cols, "norm")
 
-    def final_norm(self, x: Value, weight: str, eps: float) -> Value:
+    def layer_norm(
+        self, x: Value, weight: str | None, bias: str | None, eps: float, head_dim: int | None = None, plus: float = 0
+    ) -> Value:
+        """As rms_norm; a bias comes with a weight."""
+        vectors = [self._norm_vector(weight, x.cols, head_dim, plus)] if weight else []
+        vectors += [self._norm_vector(bias, x.cols, head_dim)] if bias else []
+        return self._out(ops.LayerNorm(eps, head_dim), (x, *vectors), x.rows, x.cols, "norm")
+
+    def final_norm(self, x: Value, weight: str, eps: float, plus: float = 0) -> Value:
         """The states that logits are made of: an output, for who pools them."""
-        ins = (x, self.vector({weight: x.cols}))
-        return self._out(ops.RmsNorm(eps), ins, x.rows, x.cols, "hidden", Kind.OUTPUT)
+        return self._final(self.rms_norm(x, weight, eps, plus=plus))
 
-    def linear(self, x: Value, modules: Mapping[str, int], bias: bool = False, name: str = "linear") -> Value:
-        """x through the stacked modules {name: output features}; their tensors are name.weight, name.bias."""
-        weight = self.matrix({f"{m}.weight": n for m, n in modules.items()}, x.cols)
-        biases = (self.vector({f"{m}.bias": n for m, n in modules.items()}),) if bias else ()
+    def final_layer_norm(self, x: Value, weight: str | None, bias: str | None, eps: float, plus: float = 0) -> Value:
+        """As final_norm."""
+        return self._final(self.layer_norm(x, weight, bias, eps, plus=plus))
+
+    def linear(
+        self, x: Value, modules: Mapping[str, int], bias: bool = False, name: str = "linear", transposed: bool = False
+    ) -> Value:
+        """x through the stacked modules {name: output features}; their tensors are name.weight, name.bias.
+
+        A module may be some rows of its tensors: name[a:b%p]. transposed: the file holds the weight as [in, out].
+        """
+        end = ".T" if transposed else ""
+        weight = self.matrix({_tensor(m, "weight") + end: n for m, n in modules.items()}, x.cols)
+        biases = (self.vector({_tensor(m, "bias"): n for m, n in modules.items()}),) if bias else ()
         return self._out(ops.Linear(), (x, weight, *biases), x.rows, sum(modules.values()), name)
 
-    def logits(self, x: Value, weight: Value) -> Value:
-        return self._out(ops.Linear(), (x, weight), x.rows, weight.rows.coef, "logits", Kind.OUTPUT)
+    def logits(
+        self, x: Value, weight: Value, bias: str | None = None, scale: float = 1.0, softcap: float = 0.0
+    ) -> Value:
+        """Of each row, an output: scale * (x weight^T + bias), then capped where softcap > 0."""
+        biases = (self.vector({bias: weight.rows.coef}),) if bias else ()
+        y = self._out(ops.Linear(), (x, weight, *biases), x.rows, weight.rows.coef, "logits")
+        y = y if scale == 1 else self.scale(y, scale, "logits")
+        y = self.softcap(y, softcap, "logits") if softcap else y
+        return self._output(y, "logits")
 
     def rope(
         self,
@@ -127,6 +153,22 @@ class Builder:
 
     def act_mul(self, gate: Value, up: Value, act: str) -> Value:
         return self._out(ops.ActMul(act), (gate, up), gate.rows, gate.cols, "act_mul")
+
+    def act(self, x: Value, act: str) -> Value:
+        return self._out(ops.Act(act), (x,), x.rows, x.cols, "act")
+
+    def scale(self, x: Value, factor: float, name: str = "scaled") -> Value:
+        return self._out(ops.Scale(factor), (x,), x.rows, x.cols, name)
+
+    def softcap(self, x: Value, cap: float, name: str = "capped") -> Value:
+        return self._out(ops.Softcap(cap), (x,), x.rows, x.cols, name)
+
+    def clamp(self, x: Value, low: float, high: float) -> Value:
+        return self._out(ops.Clamp(low, high), (x,), x.rows, x.cols, "clamped")
+
+    def mul(self, a: Value, b: Value) -> Value:
+        """b: as a, a scalar per row [n,1], or a vector of weights."""
+        return self._out(ops.Mul(), (a, b), a.rows, a.cols, "product")
 
     def add(self, a: Value, b: Value) -> Value:
         return self._out(ops.Add(), (a, b), a.rows, a.cols, "x")
@@ -169,20 +211,42 @@ class Builder:
 
     # ---- internals
 
-    def _once(self, key: tuple[str, ...], value: Value) -> Value:
+    def _once(self, key: object, value: Value) -> Value:
         return self._shared.setdefault(key, value)
+
+    def _weight(self, rows: Dim, cols: int, parts: tuple[WeightPart, ...]) -> Value:
+        name = "+".join(p.name if not p.plus else f"({p.name}+{p.plus:g})" for p in parts)
+        return self._once(parts, Value(name, rows, cols, Kind.WEIGHT, parts=parts))
+
+    def _norm_vector(self, name: str, cols: int, head_dim: int | None, plus: float = 0) -> Value:
+        rows, n, _ = self._source.rows_cols_format(name)
+        return self.vector({name: head_dim if head_dim and rows * n == head_dim else cols}, plus)
+
+    def _final(self, x: Value) -> Value:
+        return self._output(x, "hidden")
+
+    def _output(self, x: Value, name: str) -> Value:
+        """The value of the last node, made an output of that name."""
+        (last,) = self.graph.nodes[-1].outs
+        assert x is last and x.kind is Kind.TEMP
+        x.kind, x.name = Kind.OUTPUT, name
+        return x
 
     def _node(self, attrs: ops.Attrs, ins: tuple[Value, ...], outs: tuple[Value, ...]) -> None:
         self.graph.nodes.append(Node(attrs, ins, outs, self.layer))
 
-    def _out(
-        self, attrs: ops.Attrs, ins: tuple[Value, ...], rows: Dim, cols: int, name: str, kind: Kind = Kind.TEMP
-    ) -> Value:
+    def _out(self, attrs: ops.Attrs, ins: tuple[Value, ...], rows: Dim, cols: int, name: str) -> Value:
         stem = name if self.layer < 0 else f"{self.layer}.{name}"
         unique, i = stem, 2
         while unique in self._names:
             unique, i = f"{stem}.{i}", i + 1
         self._names.add(unique)
-        value = Value(unique, rows, cols, kind)
+        value = Value(unique, rows, cols, Kind.TEMP)
         self._node(attrs, ins, (value,))
         return value
+
+
+def _tensor(module: str, kind: str) -> str:
+    """name.weight of name, name.weight[a:b%p] of name[a:b%p]."""
+    stem, bracket, rows = module.partition("[")
+    return f"{stem}.{kind}{bracket}{rows}"

@@ -77,9 +77,11 @@ class _Uses:
 
 
 def _norm_round(norm: Node, uses: _Uses) -> _Match | None:
-    if not isinstance(norm.attrs, ops.RmsNorm) or not (rounded := uses.sole(norm.outs[0], ops.Round)):
+    if not isinstance(norm.attrs, ops.RmsNorm | ops.LayerNorm) or norm.attrs.head_dim is not None:
         return None
-    return _match(ops.NormRound(norm.attrs.eps), norm.ins, rounded.outs, norm, rounded)
+    if not (rounded := uses.sole(norm.outs[0], ops.Round)):
+        return None
+    return _match(ops.NormRound(norm.attrs), norm.ins, rounded.outs, norm, rounded)
 
 
 def _linear_add(linear: Node, uses: _Uses) -> _Match | None:

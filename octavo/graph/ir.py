@@ -59,6 +59,7 @@ class WeightPart(NamedTuple):
     name: str
     rows: int
     format: str  # a name of weights.formats: f32, f16, bf16, w8, w4, w4f
+    plus: float = 0.0  # added to every value of a vector, in float32
 
 
 @dataclass(eq=False)  # identity is the meaning

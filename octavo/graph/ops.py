@@ -19,17 +19,37 @@ class Attrs:
 
 @dataclass(frozen=True)
 class Embed(Attrs):
-    """(token_ids i32[T,1], weight[vocab,H]) -> x[T,H]: rows of the embedding, dequantised to float32."""
+    """(ids i32[T,1], weight[N,H]) -> x[T,H]: rows ids + offset of the table, dequantised to float32.
+
+    ids is the input "token_ids" of the batch (N is the vocabulary), or "positions": learned positions.
+    """
 
     op = "embed"
+    offset: int = 0
 
 
 @dataclass(frozen=True)
 class RmsNorm(Attrs):
-    """(x[n,H], weight[1,H]) -> y[n,H]: x * weight / sqrt(mean(x^2) + eps), in float32 (Zhang & Sennrich 2019)."""
+    """(x[n,H]) or (x, weight) -> y[n,H]: x / sqrt(mean(x^2) + eps) * weight, in float32 (Zhang & Sennrich 2019).
+
+    Over whole rows, weight [1,H]; or, where head_dim D is given, over each D columns, weight [1,D] or [1,H].
+    """
 
     op = "rms_norm"
     eps: float = 1e-5
+    head_dim: int | None = None
+
+
+@dataclass(frozen=True)
+class LayerNorm(Attrs):
+    """(x[n,H]), (x, weight) or (x, weight, bias) -> y: (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias.
+
+    In float32 (Ba et al. 2016). Whole rows or heads, as RmsNorm; bias has the shape of weight.
+    """
+
+    op = "layer_norm"
+    eps: float = 1e-5
+    head_dim: int | None = None
 
 
 @dataclass(frozen=True)
@@ -106,8 +126,21 @@ class Attention(Attrs):
     slopes: tuple[float, ...] = ()
 
 
-ACTS = ("silu",)
-"""Activations of act_mul; silu(x) = x / (1 + exp(-x)) (Hendrycks & Gimpel 2016)."""
+ACTS = ("silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "sigmoid", "tanh")
+"""Activations of `act` and `act_mul`. With s(x) = 1 / (1 + exp(-x)): silu x s(x) (Hendrycks & Gimpel 2016, as are the
+next three), gelu x * Phi(x) of the normal distribution, gelu_tanh x s(2 sqrt(2/pi) (x + 0.044715 x^3)), gelu_quick
+x s(1.702 x), relu max(0, x), relu2 its square (So et al. 2021), sigmoid s(x), tanh."""
+
+GATED_ACTS = (*ACTS, "swiglu_oai")
+"""Of `act_mul` alone: swiglu_oai is g s(1.702 g) (u + 1), g = min(gate, 7), u = up within +-7 (gpt-oss, OpenAI 2025)."""
+
+
+@dataclass(frozen=True)
+class Act(Attrs):
+    """(x[n,I]) -> y[n,I]: act(x)."""
+
+    op = "act"
+    act: str
 
 
 @dataclass(frozen=True)
@@ -123,6 +156,38 @@ class Add(Attrs):
     """(a[n,H], b[n,H]) -> y[n,H]."""
 
     op = "add"
+
+
+@dataclass(frozen=True)
+class Mul(Attrs):
+    """(a[n,H], b) -> y[n,H]: a * b, where b is [n,H], a scalar per row [n,1] or a weight row [1,H]."""
+
+    op = "mul"
+
+
+@dataclass(frozen=True)
+class Scale(Attrs):
+    """(x[n,H]) -> y[n,H]: x * factor, factor a float32."""
+
+    op = "scale"
+    factor: float
+
+
+@dataclass(frozen=True)
+class Softcap(Attrs):
+    """(x[n,H]) -> y[n,H]: cap * tanh(x / cap) (Gemma 2, Team Gemma 2024)."""
+
+    op = "softcap"
+    cap: float
+
+
+@dataclass(frozen=True)
+class Clamp(Attrs):
+    """(x[n,H]) -> y[n,H]: x within [low, high]; NaN stays."""
+
+    op = "clamp"
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -213,10 +278,10 @@ class Sample(Attrs):
 
 @dataclass(frozen=True)
 class NormRound(Attrs):
-    """(x f32[n,H], weight[1,H]) -> y[n,H] rounded = rms_norm + round."""
+    """The ins of its norm, over whole rows -> y[n,H] rounded = rms_norm or layer_norm, + round."""
 
     op = "norm_round"
-    eps: float = 1e-5
+    norm: RmsNorm | LayerNorm
 
 
 @dataclass(frozen=True)

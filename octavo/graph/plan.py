@@ -130,7 +130,10 @@ class _Access(NamedTuple):
     split: str  # how the threads share it: equal tags over one span touch equal bytes; "" is any way at all
 
 
-_BY_ROWS = (ops.RmsNorm, ops.Add, ops.ActMul)
+_MAPS = (ops.Act, ops.Scale, ops.Softcap, ops.Clamp)
+"""Element by element, out of one value of the same shape: may lie on it."""
+
+_BY_ROWS = (ops.RmsNorm, ops.LayerNorm, ops.Add, ops.ActMul, ops.Mul, *_MAPS)
 """Each thread takes the same rows of ins and outs: equal parts of n rows, by one rule for all of these."""
 
 _OUT_BY_ROWS = (ops.Embed, ops.GatherRows)

@@ -10,6 +10,8 @@ from octavo.graph.ir import DType, Graph, Kind, Node, Value
 
 _PRECISION = (DType.A8, DType.BF16, DType.F32)
 _OF_ATTENTION = (ops.Rope, ops.KvWrite, ops.Attention)
+_BETWEEN = (ops.RmsNorm, ops.LayerNorm, ops.Scale, ops.Clamp)
+"""What may stand between a linear and them."""
 
 
 def round_inputs(graph: Graph, act_of: Callable[[str], DType]) -> Graph:
@@ -33,7 +35,11 @@ class _Rounding:
         self._act_of = act_of
         self._rounded: dict[tuple[int, int, int, DType], Value] = {}
         self._dispatched: dict[Value, Value] = {}  # float32 -> rounded
-        self._attended = {v.root for node in graph.nodes if isinstance(node.attrs, _OF_ATTENTION) for v in node.ins}
+        self._attended: set[Value] = set()
+        for node in reversed(graph.nodes):
+            between = isinstance(node.attrs, _BETWEEN) and node.outs[0] in self._attended
+            if between or isinstance(node.attrs, _OF_ATTENTION):
+                self._attended.update(v.root for v in node.ins)
         self._scores = {v.root for node in graph.nodes if isinstance(node.attrs, ops.Route) for v in node.ins}
         self._readers: dict[Value, list[Node]] = {}
         for node in graph.nodes:

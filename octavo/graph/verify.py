@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -114,27 +115,42 @@ def _first(problems: Iterable[tuple[bool, str]]) -> str | None:
     return next((text for ok, text in problems if not ok), None)
 
 
+def _weights(*values: Value) -> tuple[bool, str]:
+    return all(v.kind is Kind.WEIGHT for v in values), "takes vectors of weights"
+
+
 def _f32(*values: Value) -> tuple[bool, str]:
     return all(v.dtype is DType.F32 for v in values), "works on float32"
 
 
-def _embed(graph: Graph, node: Node, _: Any) -> str | None:
+def _embed(graph: Graph, node: Node, a: ops.Embed) -> str | None:
     (ids, weight), (y,) = node.ins, node.outs
-    shapes = ids.rows == y.rows == T and weight.cols == y.cols and weight.rows == Dim(graph.vocab_size)
-    return _first([(shapes, "shapes disagree"), (ids.dtype is DType.I32, "ids are int32"), _f32(y)])
+    shapes = ids.rows == y.rows == T and ids.cols == 1 and weight.cols == y.cols
+    tokens = ids.name != "token_ids" or (a.offset == 0 and weight.rows == Dim(graph.vocab_size))
+    last = graph.max_positions - 1 + a.offset
+    positions = ids.name != "positions" or (a.offset >= 0 and graph.bounded and weight.rows.coef > last)
+    return _first([(shapes and tokens, "shapes disagree"), (ids.dtype is DType.I32, "ids are int32"), _f32(y),
+                   (ids.name in ("token_ids", "positions"), "ids are token_ids or positions"),
+                   (positions, f"the table has no row {last} for the last position")])  # fmt: skip
 
 
-def _norm(node: Node) -> list[tuple[bool, str]]:
-    (x, w), (y,) = node.ins, node.outs
-    return [(_same(x, y) and (w.rows, w.cols) == (Dim(1), x.cols), "shapes disagree"), _f32(x)]
+def _norm(node: Node, a: ops.RmsNorm | ops.LayerNorm) -> list[tuple[bool, str]]:
+    (x, *vectors), (y,) = node.ins, node.outs
+    width = a.head_dim or x.cols
+    sizes = {(v.rows, v.cols) for v in vectors}
+    fits = len(sizes) <= 1 and sizes <= {(Dim(1), width), (Dim(1), x.cols)}
+    most = 2 if isinstance(a, ops.LayerNorm) else 1
+    return [(_same(x, y) and fits and len(vectors) <= most, "shapes disagree"), _f32(x), (a.eps > 0, "eps must be positive"),
+            (width > 0 and x.cols % width == 0, "heads disagree"), _weights(*vectors)]  # fmt: skip
 
 
-def _rms_norm(graph: Graph, node: Node, _: Any) -> str | None:
-    return _first([*_norm(node), _f32(*node.outs)])
+def _any_norm(graph: Graph, node: Node, a: ops.RmsNorm | ops.LayerNorm) -> str | None:
+    return _first([*_norm(node, a), _f32(*node.outs)])
 
 
-def _norm_round(graph: Graph, node: Node, _: Any) -> str | None:
-    return _first([*_norm(node), (node.outs[0].dtype in ROUNDED, "rounds to bf16 or a8")])
+def _norm_round(graph: Graph, node: Node, a: ops.NormRound) -> str | None:
+    return _first([*_norm(node, a.norm), (a.norm.head_dim is None, "rounds whole rows"),
+                   (node.outs[0].dtype in ROUNDED, "rounds to bf16 or a8")])  # fmt: skip
 
 
 def _round(graph: Graph, node: Node, _: Any) -> str | None:
@@ -219,8 +235,29 @@ def _attention_round(graph: Graph, node: Node, a: ops.AttentionRound) -> str | N
 
 def _act_mul(graph: Graph, node: Node, a: ops.ActMul) -> str | None:
     (gate, up), (y,) = node.ins, node.outs
-    known = a.act in ops.ACTS
+    known = a.act in ops.GATED_ACTS
     return _first([(_same(gate, up, y), "shapes disagree"), _f32(gate, up, y), (known, "unknown activation")])
+
+
+def _map(graph: Graph, node: Node, a: Any) -> str | None:
+    """One value in, one of the same shape out: act, scale, softcap, clamp."""
+    (x,), (y,) = node.ins, node.outs
+    return _first([(_same(x, y), "shapes disagree"), _f32(x, y), *_PARAMETERS[node.op](a)])
+
+
+_PARAMETERS: dict[str, Callable[[Any], list[tuple[bool, str]]]] = {
+    "act": lambda a: [(a.act in ops.ACTS, "unknown activation")],
+    "scale": lambda a: [(math.isfinite(a.factor), "factor is not finite")],
+    "softcap": lambda a: [(0 < a.cap < math.inf, "cap must be positive")],
+    "clamp": lambda a: [(a.low <= a.high, "low is above high")],
+}
+
+
+def _mul(graph: Graph, node: Node, _: Any) -> str | None:
+    (a, b), (y,) = node.ins, node.outs
+    row = b.kind is Kind.WEIGHT and (b.rows, b.cols) == (Dim(1), a.cols)
+    fits = row or (b.rows == a.rows and b.cols in (1, a.cols))
+    return _first([(_same(a, y) and fits, "shapes disagree"), _f32(a, b, y)])
 
 
 def _add(graph: Graph, node: Node, _: Any) -> str | None:
@@ -293,15 +330,16 @@ def _sample(graph: Graph, node: Node, _: Any) -> str | None:
 
 
 _CHECKS: dict[str, Callable[[Graph, Node, Any], str | None]] = {
-    "embed": _embed, "rms_norm": _rms_norm, "round": _round, "linear": _linear, "rope": _rope, "kv_write": _kv_write,
-    "attention": _attention, "act_mul": _act_mul, "add": _add, "gather_rows": _gather_rows, "sample": _sample,
+    "embed": _embed, "rms_norm": _any_norm, "layer_norm": _any_norm, "round": _round, "linear": _linear, "rope": _rope, "kv_write": _kv_write,
+    "attention": _attention, "act_mul": _act_mul, "act": _map, "scale": _map, "softcap": _map, "clamp": _map,
+    "mul": _mul, "add": _add, "gather_rows": _gather_rows, "sample": _sample,
     "concat": _concat, "route": _route, "dispatch": _dispatch, "expert_linear": _expert_linear, "combine": _combine,
     "norm_round": _norm_round, "linear_add": _linear_add, "linear_act_mul_round": _linear_act_mul_round,
     "rope_kv_write": _rope_kv_write, "attention_round": _attention_round,
 }  # fmt: skip
 
 _EXPANDS: dict[str, Callable[[Any], tuple[ops.Attrs, ...]]] = {
-    "norm_round": lambda a: (ops.RmsNorm(a.eps), ops.Round()),
+    "norm_round": lambda a: (a.norm, ops.Round()),
     "linear_add": lambda a: (ops.Linear(), ops.Add()),
     "linear_act_mul_round": lambda a: (ops.Linear(), ops.ActMul(a.act), ops.Round()),
     "rope_kv_write": lambda a: (a.rope, a.rope, a.kv_write),

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from octavo.graph.ops import ACTS
 from octavo.weights.spec import CheckpointError
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ACTS,
     "pretraining_tp": (1,),
     "sliding_window": (),
     "attention_multiplier": (),
@@ -30,6 +28,21 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "is_causal": (True,),
 }
 """Keys that change results, with the values under which they do not; absent and null never do."""
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "gelu_quick",
+    "relu": "relu",
+    "relu2": "relu2",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+}
+"""Names of activations in configs -> those of `graph.ops.ACTS`."""
 
 SMALLEST, LARGEST = 1.2e-38, 3.4e38  # normal float32
 
@@ -67,6 +80,14 @@ def flag(config: Mapping[str, Any], key: str, path: str) -> bool:
     if value not in (None, False, True):
         raise _bad(config, key, path, "true or false")
     return bool(value)
+
+
+def activation(config: Mapping[str, Any], key: str, path: str, default: str | None = None) -> str:
+    """One of `graph.ops.ACTS`. CheckpointError where the config names another activation, or none."""
+    value: Any = default if config.get(key) is None else config[key]
+    if not isinstance(value, str) or value not in _ACTIVATIONS:
+        raise _bad(config, key, path, f"an activation: {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[value]
 
 
 def _bad(config: Mapping[str, Any], key: str, path: str, expected: str) -> CheckpointError:

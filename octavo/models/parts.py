@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from octavo.graph.build import Builder
 from octavo.graph.ir import DType, KvGroup, Value
 from octavo.models import rope
-from octavo.models.config import count, flag, positive
+from octavo.models.config import activation, count, flag, positive
 from octavo.weights.spec import CheckpointError
 
 
@@ -49,7 +49,7 @@ def read(config: dict[str, Any], path: str) -> Shape:
         kv_heads=kv_heads,
         head_dim=head_dim,
         eps=positive(config, "rms_norm_eps", path),
-        act=config["hidden_act"],
+        act=activation(config, "hidden_act", path),
         qkv_bias=flag(config, "attention_bias", path),
         o_bias=flag(config, "attention_bias", path),
         mlp_bias=flag(config, "mlp_bias", path),

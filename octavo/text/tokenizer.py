@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
@@ -22,8 +23,10 @@ class SpecialTokens:
     """What the files around a tokenizer say about it."""
 
     bos_id: int | None = None
+    eos_id: int | None = None  # the one that may end a text; `eos_ids` end an answer
     eos_ids: frozenset[int] = frozenset()
     add_bos: bool | None = None  # None: as the tokenizer's own post-processor does
+    add_eos: bool | None = None
     names: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token, ...: for chat templates
     chat_templates: Mapping[str, str] = field(default_factory=dict)  # by name; most models have only "default"
 
@@ -44,10 +47,10 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._pieces = _Pieces(backend, frozenset(added))
-        self._post_processor_adds_bos = self.bos_id is not None and backend.encode("").ids[:1] == [self.bos_id]
-        self.adds_bos = self._post_processor_adds_bos if special.add_bos is None else special.add_bos
-        if self.adds_bos and self.bos_id is None:
-            raise CheckpointError("the tokenizer asks for a BOS token but names none")
+        empty = backend.encode("").ids
+        self._begins = _End("BOS", special.bos_id, special.add_bos, empty[:1])
+        self._ends = _End("EOS", special.eos_id, special.add_eos, empty[-1:])
+        self.adds_bos = self._begins.wanted
 
     @property
     def chat_template(self) -> str | None:
@@ -56,8 +59,8 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text.
 
-        `add_special_tokens`: add what the tokenizer asks for, BOS at most once. `parse_special`: special tokens
-        written in the text become those tokens; otherwise they are ordinary text. ValueError on lone surrogates.
+        `add_special_tokens`: add what the tokenizer asks for, BOS and EOS at most once. `parse_special`: special
+        tokens written in the text become those tokens; otherwise they are ordinary text. ValueError on lone surrogates.
         """
         return self.encode_batch([text], add_special_tokens, parse_special)[0]
 
@@ -71,7 +74,18 @@ class Tokenizer:
         except TypeError:
             _check_unicode(texts)
             raise
-        return [self._fix_bos(encoding.ids) if add_special_tokens else encoding.ids for encoding in encodings]
+        return [self._fix_ends(encoding.ids) if add_special_tokens else encoding.ids for encoding in encodings]
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int]]:
+        """Two texts each in one, as the tokenizer joins them: the ids, and where those of the second begin (its token
+        types change there; the length where they do not). Special tokens in the texts are ordinary text.
+        """
+        try:
+            encodings = self._literal_backend().encode_batch(list(pairs))
+        except TypeError:
+            _check_unicode([text for pair in pairs for text in pair])
+            raise
+        return [(e.ids, e.type_ids.index(1) if 1 in e.type_ids else len(e.ids)) for e in encodings]
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True, continues: bool = False) -> str:
         """Text of token ids; invalid UTF-8 becomes U+FFFD, ids outside of the vocabulary nothing.
@@ -106,21 +120,54 @@ class Tokenizer:
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
 
-    def _fix_bos(self, ids: list[int]) -> list[int]:
-        if not self.adds_bos:
-            return ids[1:] if self._post_processor_adds_bos else ids
-        bos = self.bos_id
-        assert bos is not None
-        if ids[:1] != [bos]:
-            return [bos, *ids]
-        return ids[1:] if ids[1:2] == [bos] and self._post_processor_adds_bos else ids
+    def _fix_ends(self, ids: list[int]) -> list[int]:
+        """Post-processors add what they add whatever the text holds, and some add what the files do not want."""
+        return self._ends.fix(self._begins.fix(ids)[::-1])[::-1]
 
     def _literal_backend(self) -> tokenizers.Tokenizer:
         if self._literal is None:
-            literal = copy.deepcopy(self._backend)
-            literal.encode_special_tokens = True
-            self._literal = literal
+            self._literal = _literal(self._backend, self.special_ids)
         return self._literal
+
+
+class _End:
+    """The token that a text begins with; of reversed ids, the one that it ends with."""
+
+    def __init__(self, name: str, token_id: int | None, wanted: bool | None, added: list[int]) -> None:
+        """wanted: None, as the post-processor, which makes `added` of no text."""
+        self._ids = [] if token_id is None else [token_id]
+        self._added = bool(added) and added == self._ids
+        self.wanted = self._added if wanted is None else wanted
+        if self.wanted and token_id is None:
+            raise CheckpointError(f"the tokenizer asks for a {name} token but names none")
+
+    def fix(self, ids: list[int]) -> list[int]:
+        if not self.wanted:
+            return ids[1:] if self._added else ids
+        if ids[:1] != self._ids:
+            return [*self._ids, *ids]
+        return ids[1:] if ids[1:2] == self._ids and self._added else ids
+
+
+def _literal(backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> tokenizers.Tokenizer:
+    """A copy that makes special tokens of no text."""
+    literal = copy.deepcopy(backend)
+    literal.encode_special_tokens = True
+    spelled = {token_id: literal.id_to_token(token_id) for token_id in special_ids}
+    made = {i for text in spelled.values() for i in literal.encode(text, add_special_tokens=False).ids}
+    if not made & special_ids:
+        return literal
+    # A model's own vocabulary may hold them, too, and find them in the text: there they get spellings that none has.
+    state = json.loads(literal.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] not in special_ids]
+    model, hidden = state["model"], {token_id: f"\ufdd0{token_id}" for token_id in special_ids}
+    if isinstance(model["vocab"], list):
+        for token_id in hidden.keys() & range(len(model["vocab"])):
+            model["vocab"][token_id][0] = hidden[token_id]
+    else:
+        kept = model.get("unk_token")
+        model["vocab"] = {t if t == kept or i not in hidden else hidden[i]: i for t, i in model["vocab"].items()}
+    return tokenizers.Tokenizer.from_str(json.dumps(state))
 
 
 class _Pieces:
@@ -170,28 +217,39 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """
     path = Path(path)
     with reading(path):
-        return _load(path)
+        try:
+            return Tokenizer(*_load(path))
+        except CheckpointError as error:
+            raise error if str(path) in str(error) else CheckpointError(f"{path}: {error}") from error
 
 
-def _load(path: Path) -> Tokenizer:
+def _load(path: Path) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
     if path.suffix == ".gguf" and path.is_file():
         from octavo.text.gguf_tokenizer import load_gguf_tokenizer
 
-        return Tokenizer(*load_gguf_tokenizer(path))
+        return load_gguf_tokenizer(path)
     file = path / "tokenizer.json"
-    if not file.is_file():
-        cause = "no tokenizer.json in this directory" if path.is_dir() else "no such file or directory"
-        raise CheckpointError(f"{path}: {cause}")
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{file}: not a tokenizer: {error}") from error
-    return Tokenizer(backend, _read_special_tokens(path, backend))
+    if file.is_file():
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(f"{file}: not a tokenizer: {error}") from error
+        return backend, _read_special_tokens(path, backend)
+    if (path / "tokenizer.model").is_file():
+        from octavo.text import sentencepiece
+
+        backend = sentencepiece.load(path)
+        return backend, _read_special_tokens(path, backend, sentencepiece.NAMES)
+    cause = "no tokenizer.json or tokenizer.model in this directory" if path.is_dir() else "no such file or directory"
+    raise CheckpointError(f"{path}: {cause}")
 
 
-def _read_special_tokens(path: Path, backend: tokenizers.Tokenizer) -> SpecialTokens:
+def _read_special_tokens(
+    path: Path, backend: tokenizers.Tokenizer, defaults: Mapping[str, str] = MappingProxyType({})
+) -> SpecialTokens:
+    """defaults: tokens of roles that no file gives."""
     config = read_json_if_present(path / "tokenizer_config.json")
-    roles = {**read_json_if_present(path / "special_tokens_map.json"), **config}
+    roles = {**defaults, **read_json_if_present(path / "special_tokens_map.json"), **config}
     names = {}
     for role, token in roles.items():
         text = token.get("content") if isinstance(token, dict) else token
@@ -199,8 +257,10 @@ def _read_special_tokens(path: Path, backend: tokenizers.Tokenizer) -> SpecialTo
             names[role] = text
     return SpecialTokens(
         bos_id=backend.token_to_id(names.get("bos_token", "")),
+        eos_id=backend.token_to_id(names.get("eos_token", "")),
         eos_ids=end_tokens_of_directory(path),
         add_bos=config.get("add_bos_token"),
+        add_eos=config.get("add_eos_token"),
         names=names,
         chat_templates=_read_chat_templates(path, config),
     )
