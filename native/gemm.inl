@@ -2,7 +2,6 @@
 // Every output element has one accumulator that takes K in ascending order, whatever the rows in its tile (P1).
 namespace octavo::VEC_NS {
 
-#define GEMM_UNROLL _Pragma("GCC unroll 32")
 #define GEMM_TILE __attribute__((noinline, noclone))  // registers are allocated for the tile alone
 constexpr int kPrefetch = 8192;  // bytes ahead in the weight stream; 4 to 8 KB measured best from DRAM
 
@@ -13,55 +12,39 @@ VEC_INLINE const uint8_t* task_data(const Weight& w, int task) {
 // ---------------------------------------------------------------- integer weights x A8, MR rows x 16 columns
 
 // y[r * 32 ..] = rows [row, row + MR) of x times one panel w. Per group of 32 K: exact int32 sums, then one fma.
-// Rows take turns in groups, so that the dots of one row hide the latency of another's.
-template <Format F, int MR>
+// The columns are taken in parts, a register's worth each; P describes the format (panels.inl).
+template <class P, int MR>
 GEMM_TILE static void tile_a8(const uint8_t* w, const Activation& x, int row, float* y, bool fetch) {
-  constexpr int kLinesBytes = F == Format::W8 ? 512 : 256;  // of a group
-  constexpr int kUnit = unit_bytes(F);
+  constexpr int kUnit = unit_bytes(P::kFormat), kQuads = 8 / P::kSums;
   const int64_t rows = x.rows;
   const int8_t* q = x.q + row * 32;
   const float *s = x.s + row, *t = x.t + row;
   const int32_t* nsum = x.nsum + row;
-  f32x16 acc[MR];
-  GEMM_UNROLL for (int r = 0; r < MR; r++) acc[r] = zero();
-  for (const uint8_t* end = w + x.k_pad / 64 * kUnit; w < end; w += kUnit) {
+  f32v acc[kParts][MR];
+  GEMM_UNROLL for (int p = 0; p < kParts; p++) GEMM_UNROLL for (int r = 0; r < MR; r++) acc[p][r] = f32v{};
+  for (const uint8_t* end = w + x.k_pad / 32 / P::kGroups * kUnit; w < end; w += kUnit) {
     if (fetch) GEMM_UNROLL for (int i = 0; i < kUnit; i += 64) prefetch(w + kPrefetch + i);
-    for (int half = 0; half < 2; half++) {
-      const uint8_t* line = w + half * kLinesBytes;
-      i32x16 b[8];
-      if constexpr (F == Format::W8) {
-        GEMM_UNROLL for (int j = 0; j < 8; j++) b[j] = load_line(line + 64 * j);
-      } else {
-        GEMM_UNROLL for (int j = 0; j < 4; j++) {
-          i32x16 v = load_line(line + 64 * j);
-          b[j] = nibble_lo(v);
-          b[j + 4] = nibble_hi(v);
-        }
-      }
-      const f32x16 scale = load_f16((const uint16_t*)(w + 2 * kLinesBytes + half * 32));
-      f32x16 minimum = zero();
-      if constexpr (F == Format::W4F) minimum = load_f16((const uint16_t*)(w + 2 * kLinesBytes + 64 + half * 32));
-      GEMM_UNROLL for (int r0 = 0; r0 < MR; r0 += kInterleave) {
-        i32x16 dot[kInterleave];
-        GEMM_UNROLL for (int r = r0; r < r0 + kInterleave; r++) if (r < MR) {
-          if constexpr (F == Format::W4F) dot[r - r0] = set1_i32(0);
-          else dot[r - r0] = set1_i32(nsum[r]) << (F == Format::W8 ? 7 : 3);  // zero point 128 or 8
-        }
-        GEMM_UNROLL for (int j = 0; j < 8; j++) GEMM_UNROLL for (int r = r0; r < r0 + kInterleave; r++) if (r < MR) {
-          int32_t quad;
-          memcpy(&quad, q + r * 32 + 4 * j, 4);
-          if constexpr (F == Format::W8) dot[r - r0] = dot4_u8s8(dot[r - r0], b[j], quad);
-          else dot[r - r0] = dot4_u4s8(dot[r - r0], b[j], quad);
-        }
-        GEMM_UNROLL for (int r = r0; r < r0 + kInterleave; r++) if (r < MR) {
-          acc[r] = fma(to_f32(dot[r - r0]), scale * set1(s[r]), acc[r]);
-          if constexpr (F == Format::W4F) acc[r] = fma(minimum, set1(t[r]), acc[r]);
+    for (int group = 0; group < P::kGroups; group++) {
+      GEMM_UNROLL for (int p = 0; p < kParts; p++) {
+        const P panel(w, group, p * kLanes);
+        GEMM_UNROLL for (int r0 = 0; r0 < MR; r0 += kInterleave) {
+          const int n = MR - r0 < kInterleave ? MR - r0 : kInterleave;
+          i32v dot[P::kSums][kInterleave];
+          GEMM_UNROLL for (int i = 0; i < P::kSums; i++) {
+            GEMM_UNROLL for (int r = 0; r < kInterleave; r++) if (r < n) dot[i][r] = panel.start(nsum[r0 + r]);
+            P::Weights::template dot<kQuads>(dot[i], n, panel.quads + i * kQuads, q + r0 * 32 + i * kQuads * 4);
+          }
+          GEMM_UNROLL for (int r = 0; r < kInterleave; r++) if (r < n) {
+            if constexpr (P::kSums == 1) acc[p][r0 + r] = panel.add(acc[p][r0 + r], dot[0][r], s[r0 + r], t[r0 + r]);
+            else acc[p][r0 + r] = panel.add(acc[p][r0 + r], dot[0][r], dot[1][r], s[r0 + r], t[r0 + r]);
+          }
         }
       }
       q += rows * 32, s += rows, t += rows, nsum += rows;
     }
   }
-  GEMM_UNROLL for (int r = 0; r < MR; r++) store(y + r * 32, acc[r]);
+  GEMM_UNROLL for (int p = 0; p < kParts; p++) GEMM_UNROLL for (int r = 0; r < MR; r++)
+      memcpy(y + r * 32 + p * kLanes, &acc[p][r], sizeof(f32v));
 }
 
 // ---------------------------------------------------------------- float weights, MR rows x 32 columns
@@ -120,8 +103,8 @@ template <Format F> struct ProductA8 {
     if constexpr (MR > 1)
       if (n < MR) return run<MR - 1>(w, x, task, row, n, y);
     const uint8_t* data = task_data(w, task);
-    tile_a8<F, MR>(data, x, row, y, row == 0);
-    tile_a8<F, MR>(data + w.panel_bytes, x, row, y + 16, row == 0);
+    tile_a8<Panel<F>, MR>(data, x, row, y, row == 0);
+    tile_a8<Panel<F>, MR>(data + w.panel_bytes, x, row, y + 16, row == 0);
   }
 };
 

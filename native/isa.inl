@@ -3,6 +3,7 @@
 #include "math.inl"
 #include "round.inl"
 #include "decode.inl"
+#include "panels.inl"
 #include "gemm.inl"
 #include "gemm_groups.inl"
 #include "rows.inl"

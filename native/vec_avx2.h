@@ -10,6 +10,7 @@ constexpr int kMaxRows = 4;
 constexpr int kMaxRowsWide = 2;
 constexpr int kInterleave = 1;
 
+VEC_INLINE f32v fma(f32v a, f32v b, f32v c) { return _mm256_fmadd_ps(a, b, c); }
 VEC_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
   VEC_EACH c.v[i] = _mm256_fmadd_ps(a.v[i], b.v[i], c.v[i]);
   return c;
@@ -22,30 +23,47 @@ VEC_INLINE f32x16 min(f32x16 a, f32x16 b) {
   VEC_EACH a.v[i] = _mm256_min_ps(a.v[i], b.v[i]);
   return a;
 }
-VEC_INLINE f32x16 load_f16(const uint16_t* p) {
-  f32x16 r;
-  VEC_EACH r.v[i] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8 * i)));
-  return r;
-}
+VEC_INLINE f32v part_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 
-// Even and odd bytes as 16-bit lanes: unlike the byte form of the instruction, nothing saturates.
-VEC_INLINE i32x16 dot4_u8s8(i32x16 acc, i32x16 line, int32_t quad) {
-  const __m256i low = _mm256_set1_epi16(0xff), q = _mm256_set1_epi32(quad);
-  const __m256i even_q = _mm256_srai_epi16(_mm256_slli_epi16(q, 8), 8), odd_q = _mm256_srai_epi16(q, 8);
-  VEC_EACH {
-    __m256i l = (__m256i)line.v[i];
-    __m256i e = _mm256_madd_epi16(_mm256_and_si256(l, low), even_q);
-    __m256i o = _mm256_madd_epi16(_mm256_srli_epi16(l, 8), odd_q);
-    acc.v[i] += (i32v)e + (i32v)o;
+VEC_INLINE __m256i quad_of(const int8_t* q) {
+  int32_t quad;
+  memcpy(&quad, q, 4);
+  return _mm256_set1_epi32(quad);
+}
+// The byte form of the product adds two neighbours in 16 bits and saturates there. Activations are within 127, so
+// kAtOnce quads of weights below 2^kBits stay within 2 * kAtOnce * 127 * (2^kBits - 1) <= 32767 and meet in 16 bits.
+template <int kBits> struct UnsignedWeights {
+  using Quads = i32v;
+  static constexpr int kAtOnce = 32767 / (2 * 127 * ((1 << kBits) - 1));
+  static_assert(kAtOnce > 0);
+  static VEC_INLINE Quads of(i32v bytes) { return bytes; }
+  template <int N> static VEC_INLINE void dot(i32v (&sum)[kInterleave], int, const Quads* w, const int8_t* q) {
+    constexpr int kRun = kAtOnce < N ? kAtOnce : N;
+    GEMM_UNROLL for (int i = 0; i < N; i += kRun) {
+      __m256i pairs = __m256i{};
+      GEMM_UNROLL for (int j = i; j < i + kRun; j++) pairs = _mm256_add_epi16(pairs, product(w[j], q + 4 * j));
+      sum[0] += (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    }
   }
-  return acc;
-}
-// Bytes up to 15 cannot saturate the byte form.
-VEC_INLINE i32x16 dot4_u4s8(i32x16 acc, i32x16 line, int32_t quad) {
-  const __m256i q = _mm256_set1_epi32(quad), one = _mm256_set1_epi16(1);
-  VEC_EACH acc.v[i] += (i32v)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)line.v[i], q), one);
-  return acc;
-}
+  static VEC_INLINE __m256i product(i32v w, const int8_t* q) { return _mm256_maddubs_epi16((__m256i)w, quad_of(q)); }
+};
+// |w| times the activation with the sign of w: 2 * 128 * 127 fits 16 bits, also where w is -128.
+struct SignedWeights {
+  struct Quads {
+    __m256i w, magnitude;
+  };
+  static VEC_INLINE Quads of(i32v bytes) {
+    const __m256i w = _mm256_xor_si256((__m256i)bytes, _mm256_set1_epi8(-128));
+    return {w, _mm256_abs_epi8(w)};
+  }
+  static VEC_INLINE i32v zero_sum(int32_t) { return i32v{}; }
+  template <int N> static VEC_INLINE void dot(i32v (&sum)[kInterleave], int, const Quads* w, const int8_t* q) {
+    GEMM_UNROLL for (int j = 0; j < N; j++) {
+      const __m256i pairs = _mm256_maddubs_epi16(w[j].magnitude, _mm256_sign_epi8(quad_of(q + 4 * j), w[j].w));
+      sum[0] += (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    }
+  }
+};
 VEC_INLINE i32x16 dot2_s16(i32x16 acc, i32x16 pairs, uint32_t pair) {
   const __m256i p = _mm256_set1_epi32((int)pair);
   VEC_EACH acc.v[i] += (i32v)_mm256_madd_epi16((__m256i)pairs.v[i], p);

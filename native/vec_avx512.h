@@ -11,6 +11,7 @@
 #include <cstring>
 
 #define VEC_INLINE __attribute__((always_inline)) inline
+#define GEMM_UNROLL _Pragma("GCC unroll 32")
 
 namespace octavo::VEC_NS {
 
@@ -22,6 +23,11 @@ using mask16 = __mmask16;
 constexpr int kMaxRows = 16;      // rows of a tile 16 columns wide that fit the registers
 constexpr int kMaxRowsWide = 12;  // rows of a tile 32 columns wide
 constexpr int kInterleave = 4;    // rows whose integer dots are issued in turn
+// A level's own vector, the part of 16 lanes that a register holds: here all of them.
+constexpr int kLanes = 16, kParts = 1;
+using f32v = f32x16;
+using i32v = i32x16;
+using u32v = u32x16;
 
 VEC_INLINE mask16 first_lanes(int n) { return (mask16)_bzhi_u32(0xffff, (unsigned)n); }
 
@@ -93,6 +99,7 @@ VEC_INLINE f32x16 zip_hi(f32x16 a, f32x16 b) {
 }
 
 VEC_INLINE f32x16 load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+VEC_INLINE f32v part_f16(const uint16_t* p) { return load_f16(p); }  // one f32v of them
 VEC_INLINE f32x16 load_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
@@ -111,11 +118,23 @@ VEC_INLINE void store_i16(int16_t* p, i32x16 v) {  // lanes in -32768..32767
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)v));
 }
 
-// acc[i] += sum over j of unsigned byte j of line lane i times signed byte j of quad (u4: bytes of line are 0..15)
-VEC_INLINE i32x16 dot4_u8s8(i32x16 acc, i32x16 line, int32_t quad) {
-  return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)line, _mm512_set1_epi32(quad));
-}
-VEC_INLINE i32x16 dot4_u4s8(i32x16 acc, i32x16 line, int32_t quad) { return dot4_u8s8(acc, line, quad); }
+// Weights as bytes in 0 .. 2^kBits - 1, kBits <= 7, one quad of K a lane.
+template <int kBits> struct UnsignedWeights {
+  using Quads = i32v;
+  static VEC_INLINE Quads of(i32v bytes) { return bytes; }
+  // sum[r] += N quads of weights times those of row r, which are at q + 32 r; the rows' dots are issued in turn
+  template <int N> static VEC_INLINE void dot(i32v (&sum)[kInterleave], int rows, const Quads* w, const int8_t* q) {
+    GEMM_UNROLL for (int j = 0; j < N; j++) GEMM_UNROLL for (int r = 0; r < kInterleave; r++) if (r < rows) {
+      int32_t quad;
+      memcpy(&quad, q + r * 32 + 4 * j, 4);
+      sum[r] = (i32v)_mm512_dpbusd_epi32((__m512i)sum[r], (__m512i)w[j], _mm512_set1_epi32(quad));
+    }
+  }
+};
+// Weights -128 .. 127 as bytes of 128 more. Sums start at zero_sum(-(sum of the activations)).
+struct SignedWeights : UnsignedWeights<8> {
+  static VEC_INLINE i32v zero_sum(int32_t nsum) { return set1_i32(nsum) << 7; }
+};
 // bytes 0 and 2, or 1 and 3, of each lane as signed 16-bit pairs
 VEC_INLINE i32x16 even_s8(i32x16 line) { return (i32x16)_mm512_srai_epi16(_mm512_slli_epi16((__m512i)line, 8), 8); }
 VEC_INLINE i32x16 odd_s8(i32x16 line) { return (i32x16)_mm512_srai_epi16((__m512i)line, 8); }

@@ -9,30 +9,39 @@ constexpr int kMaxRows = 2;
 constexpr int kMaxRowsWide = 1;
 constexpr int kInterleave = 1;
 
+VEC_INLINE f32v fma(f32v a, f32v b, f32v c) { return a * b + c; }
 VEC_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return a * b + c; }
 VEC_INLINE f32x16 max(f32x16 a, f32x16 b) { return select(less(b, a), a, b); }
 VEC_INLINE f32x16 min(f32x16 a, f32x16 b) { return select(less(a, b), a, b); }
 
 // The exponent moves from bias 15 to 127 by a multiplication, which also makes subnormals normal.
-VEC_INLINE f32x16 load_f16(const uint16_t* p) {
-  u32x16 h = widen_u16(p), magnitude = h & 0x7fffu;
-  f32x16 finite = as_f32(magnitude << 13) * set1(0x1p112f), special = as_f32((magnitude << 13) | 0x7f800000u);
-  mask16 is_finite = less(as_i32(magnitude), set1_i32(0x7c00));
-  return as_f32(as_u32(select(is_finite, finite, special)) | (h & 0x8000u) << 16);
+VEC_INLINE f32v part_f16(const uint16_t* p) {
+  u16v narrow;
+  memcpy(&narrow, p, sizeof narrow);
+  const u32v h = __builtin_convertvector(narrow, u32v), magnitude = h & 0x7fff;
+  const u32v finite = (u32v)((f32v)(magnitude << 13) * 0x1p112f), special = magnitude << 13 | 0x7f800000u;
+  const u32v is_finite = (u32v)(magnitude < 0x7c00);
+  return (f32v)((finite & is_finite) | (special & ~is_finite) | (h & 0x8000) << 16);
 }
 
 // A product of a byte and a signed byte fits 16 bits, so even and odd bytes are multiplied as 16-bit lanes.
-VEC_INLINE i32x16 dot4_u8s8(i32x16 acc, i32x16 line, int32_t quad) {
-  i32x16 q = set1_i32(quad);
-  VEC_EACH {
-    i16v even_q = (i16v)q.v[i] << 8 >> 8, odd_q = (i16v)q.v[i] >> 8;
-    i32v e = (i32v)((i16v)(line.v[i] & 0x00ff00ff) * even_q);
-    i32v o = (i32v)((i16v)((i32v)((u32v)line.v[i] >> 8) & 0x00ff00ff) * odd_q);
-    acc.v[i] += (e << 16 >> 16) + (e >> 16) + (o << 16 >> 16) + (o >> 16);
+template <int kBits> struct UnsignedWeights {
+  using Quads = i32v;
+  static VEC_INLINE Quads of(i32v bytes) { return bytes; }
+  template <int N> static VEC_INLINE void dot(i32v (&sum)[kInterleave], int, const Quads* w, const int8_t* q) {
+    GEMM_UNROLL for (int j = 0; j < N; j++) {
+      int32_t quad;
+      memcpy(&quad, q + 4 * j, 4);
+      const i16v even_q = (i16v)(quad - i32v{}) << 8 >> 8, odd_q = (i16v)(quad - i32v{}) >> 8;
+      const i32v e = (i32v)((i16v)(w[j] & 0x00ff00ff) * even_q);
+      const i32v o = (i32v)((i16v)((i32v)((u32v)w[j] >> 8) & 0x00ff00ff) * odd_q);
+      sum[0] += (e << 16 >> 16) + (e >> 16) + (o << 16 >> 16) + (o >> 16);
+    }
   }
-  return acc;
-}
-VEC_INLINE i32x16 dot4_u4s8(i32x16 acc, i32x16 line, int32_t quad) { return dot4_u8s8(acc, line, quad); }
+};
+struct SignedWeights : UnsignedWeights<8> {
+  static VEC_INLINE i32v zero_sum(int32_t nsum) { return (nsum << 7) - i32v{}; }
+};
 VEC_INLINE i32x16 dot2_s16(i32x16 acc, i32x16 pairs, uint32_t pair) {
   const int32_t low = (int16_t)(pair & 0xffff), high = (int16_t)(pair >> 16);
   VEC_EACH acc.v[i] += (pairs.v[i] << 16 >> 16) * low + (pairs.v[i] >> 16) * high;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #define VEC_INLINE __attribute__((always_inline)) inline
+#define GEMM_UNROLL _Pragma("GCC unroll 32")
 
 namespace octavo::VEC_NS {
 
@@ -69,6 +70,12 @@ VEC_INLINE i32x16 load(const int32_t* p) {
   return r;
 }
 VEC_INLINE i32x16 load_line(const void* p) { return load((const int32_t*)p); }
+VEC_INLINE f32v part_f16(const uint16_t* p);
+VEC_INLINE f32x16 load_f16(const uint16_t* p) {
+  f32x16 r;
+  VEC_EACH r.v[i] = part_f16(p + i * kLanes);
+  return r;
+}
 VEC_INLINE void store(float* p, f32x16 a) { VEC_EACH memcpy(p + i * kLanes, &a.v[i], sizeof a.v[i]); }
 VEC_INLINE void store(int32_t* p, i32x16 a) { VEC_EACH memcpy(p + i * kLanes, &a.v[i], sizeof a.v[i]); }
 VEC_INLINE void store_line(void* p, i32x16 a) { store((int32_t*)p, a); }
