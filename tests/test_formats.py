@@ -1,4 +1,5 @@
-"""The numpy definitions of weight formats, against the gguf library and against a second reading of kernels.h."""
+"""The numpy definitions of weight formats: against the gguf library, against a second reading of kernels.h, and the
+native packer against them."""
 
 from __future__ import annotations
 
@@ -8,90 +9,184 @@ import pytest
 
 from octavo import _native
 from octavo.weights import formats
-from octavo.weights.spec import CheckpointError
+from octavo.weights.formats.codes import E2M1, E4M3, FP4, IQ4_NL, NF4
+from octavo.weights.spec import DECODED, PACKED, CheckpointError
 
 SOURCES = sorted(formats.BLOCKS)
-COLS = {"F32": [1, 33, 64], "F16": [7, 64, 96], "BF16": [31, 128], "Q6_K": [256, 512]}
+OURS = ("I4Z32", "I4Z64", "I8Z64", "F8", "NF4", "FP4")
+GGUF_SOURCES = [source for source in SOURCES if source not in (*OURS, "F32D")]
+FLOATS = {"F32": [1, 33, 64], "F16": [7, 64, 96], "BF16": [31, 128], "F32D": [5]}
+HALVES = {"Q6_K": [208], "Q4_1": [0, 2], "Q5_1": [0, 2], "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2],
+          "IQ1_S": [0], "IQ1_M": [], "TQ1_0": [52], "TQ2_0": [64]}  # fmt: skip
+"""Places of fp16 numbers in a block; by default the first two bytes."""
 
 
 def random_rows(source: str, rows: int, cols: int, seed: int = 0) -> formats.U8:
-    """Any bytes are a valid row, as long as the fp16 scales are finite and of ordinary size."""
+    """Any bytes are a valid row, as long as the scales are finite and of ordinary size."""
     rng = np.random.default_rng([seed, rows, cols])
-    if source == "F32":
-        return rng.standard_normal((rows, cols)).astype(np.float32).view(np.uint8)
-    if source == "F16":
-        return rng.standard_normal((rows, cols)).astype(np.float16).view(np.uint8)
-    if source == "BF16":
-        return formats.f32_to_bf16(rng.standard_normal((rows, cols)).astype(np.float32)).view(np.uint8)
+    if source in FLOATS:
+        numbers = rng.standard_normal((rows, cols)).astype(np.float32)
+        if source == "BF16":
+            return formats.f32_to_bf16(numbers).view(np.uint8)
+        return numbers.astype(np.float16 if source == "F16" else np.float32).view(np.uint8)
     block_cols, block_bytes = formats.BLOCKS[source]
-    blocks = rng.integers(0, 256, (rows, cols // block_cols, block_bytes), np.uint8)
-    places = {"Q6_K": [208], "Q4_1": [0, 2]}.get(source, [0])
-    for place in places:
-        scale = rng.uniform(-0.1, 0.1, blocks.shape[:2]).astype(np.float16)
-        blocks[..., place : place + 2] = scale[..., None].view(np.uint8)
+    blocks = rng.integers(0, 256, (rows, -(-cols // block_cols), block_bytes), np.uint8)
+    if source in ("F8", "NF4", "FP4"):
+        blocks[..., :4] = rng.uniform(-0.1, 0.1, (*blocks.shape[:2], 1)).astype(np.float32).view(np.uint8)
+        if source == "F8":
+            blocks[..., 4:][blocks[..., 4:] & 0x7F == 0x7F] = 0  # no NaN
+    elif source == "MXFP4":
+        blocks[..., 0] = rng.choice([0, 1, 2, 3, 117, 120, 124], blocks.shape[:2])
+    elif source == "NVFP4":
+        blocks[..., :4] = rng.integers(0, 128, (*blocks.shape[:2], 4))
+    elif source == "IQ1_M":
+        blocks[..., [49, 51, 53, 55]] &= 0x0F  # the nibbles of its scale, highest last: of ordinary size
+        blocks[..., 55] |= 0x20
+    else:
+        for place in HALVES.get(source, [0]):
+            scale = rng.uniform(-0.1, 0.1, blocks.shape[:2]).astype(np.float16)
+            blocks[..., place : place + 2] = scale[..., None].view(np.uint8)
+        if source in ("I4Z32", "I4Z64", "I8Z64"):
+            blocks[..., 3] = 0
     return blocks.reshape(rows, -1)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+def fitting(source: str, cols: int) -> int:
+    """The next multiple of the source's block; blocks of our own may pass the end of a row."""
+    block = 1 if source in OURS else formats.BLOCKS[source][0]
+    return -(-cols // block) * block
+
+
+@pytest.mark.parametrize("source", GGUF_SOURCES)
 def test_dequantise_equals_the_gguf_library(source: str) -> None:
-    for cols in COLS.get(source, [32, 64, 96]):
+    kind = gguf.GGMLQuantizationType[source]
+    assert formats.BLOCKS[source] == gguf.GGML_QUANT_SIZES[kind]
+    for cols in FLOATS.get(source, [fitting(source, cols) for cols in (32, 64, 512)]):
         data = random_rows(source, 5, cols)
-        expected = gguf.dequantize(data, gguf.GGMLQuantizationType[source])
-        np.testing.assert_array_equal(formats.dequantise(source, data, cols), expected.reshape(5, cols))
+        expected = gguf.dequantize(data, kind).reshape(5, cols)
+        found = formats.dequantise(source, data, cols)
+        assert found.dtype == np.float32 and np.abs(expected).max() > 0
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("source", OURS)
+def test_dequantise_blocks_of_our_own(source: str) -> None:
+    """Element by element, as weights.formats.codes words it."""
+    cols, (block_cols, block_bytes) = 187, formats.BLOCKS[source]
+    data = random_rows(source, 3, cols)
+    factor = np.array([1, 0.3, -7], np.float32)
+    found = formats.dequantise(source, data, cols, factor)
+    for row in range(3):
+        for i in range(cols):
+            block = data[row, i // block_cols * block_bytes :][:block_bytes]
+            at = i % block_cols
+            nibble = block[4 + at // 32 * 16 + at % 16] >> (4 if at % 32 >= 16 else 0) & 15
+            if source.startswith("I"):
+                q = int(block[4 + at] if source == "I8Z64" else nibble)
+                w = block[:2].view(np.float16).astype(np.float32)[0] * np.float32(q - int(block[2]))
+            else:
+                value = E4M3[block[4 + at]] if source == "F8" else (NF4 if source == "NF4" else FP4)[nibble]
+                w = block[:4].view(np.float32)[0] * value
+            assert found[row, i] == w * factor[row]
+
+
+def test_e4m3() -> None:
+    assert E4M3[[0, 1, 7, 8, 0x38, 0x7E, 0xFE]].tolist() == [0, 2**-9, 7 * 2**-9, 2**-6, 1, 448, -448]
+    assert np.isnan(E4M3[[0x7F, 0xFF]]).all()
+    assert np.isfinite(E4M3).sum() == 254 and (np.diff(E4M3[:127]) > 0).all()
+
+
+CONSTANT_ZERO = {"w8": 128, "w4": 8, "w5": 16, "w3k": 4, "w6k": 32}
+TABLES = {"w4n": IQ4_NL, "w4x": IQ4_NL, "w4m": E2M1, "w4v": E2M1, "f8": E4M3}
+PLACES = {8: lambda quad: (quad, 0), 4: lambda quad: (quad % 4, quad // 4 * 4), 2: lambda quad: (quad // 4, quad % 4 * 2),
+          1: lambda quad: (0, quad)}  # fmt: skip
+"""Line and lowest bit of a quad, by the width of its plane."""
+FACTORED = ("w4z", "w4z64", "w8z64", "w4v")
 
 
 def unpacked(packed: str, data: formats.U8, rows: int, cols: int) -> formats.F32:
     """Packed bytes to float32 [rows padded, cols padded], element by element as kernels.h words it."""
     n, k = -(-rows // 32) * 32, -(-cols // 64) * 64
-    width = formats.PANEL_COLS[packed]
-    panel_bytes = k // 64 * formats.UNIT_BYTES[packed]
     out = np.zeros((n, k), np.float32)
-    for row in range(n):
-        panel = data[row // width * panel_bytes :][:panel_bytes]
-        column = row % width
-        for i in range(k):
-            if packed == "f32":
-                out[row, i] = panel.view(np.float32)[i * 32 + column]
-            elif packed == "f16":
-                out[row, i] = panel.view(np.float16)[i * 32 + column]
-            elif packed == "bf16":
-                out[row, i] = formats.bf16_to_f32(panel.view(np.uint16)[(i // 2 * 32 + column) * 2 + i % 2 :][:1])[0]
+    if packed in ("f32", "f16", "bf16"):
+        panels = data.reshape(n // 32, -1)
+        for row in range(n):
+            panel, column = panels[row // 32], row % 32
+            if packed == "bf16":
+                out[row] = formats.bf16_to_f32(panel.view(np.uint16).reshape(k // 2, 32, 2)[:, column].ravel())
             else:
-                unit = panel[i // 64 * formats.UNIT_BYTES[packed] :][: formats.UNIT_BYTES[packed]]
-                group, quad, byte = i % 64 // 32, i % 32 // 4, i % 4
-                lines = 8 if packed == "w8" else 4  # of one group
-                line = unit[(group * lines + quad % lines) * 64 :][:64]
-                q = int(line[column * 4 + byte])
-                if packed != "w8":
-                    q = q >> 4 if quad >= 4 else q & 15
-                scales = unit[2 * lines * 64 :].view(np.float16).astype(np.float32)
-                scale = scales[group * 16 + column]
-                zero = {"w8": 128, "w4": 8, "w4f": 0}[packed]
-                minimum = scales[32 + group * 16 + column] if packed == "w4f" else np.float32(0)
-                out[row, i] = scale * np.float32(q - zero) + minimum
+                out[row] = panel.view(np.float32 if packed == "f32" else np.float16).reshape(k, 32)[:, column]
+        return out
+    layout = formats.LAYOUTS[packed]
+    per_unit = layout.unit
+    k = -(-cols // per_unit) * per_unit
+    out = np.zeros((n, k), np.float32)
+    units = data[: n // 16 * (k // per_unit) * layout.bytes].reshape(n // 16, k // per_unit, layout.bytes)
+    factors = data[units.size :].view(np.float32)
+    assert factors.size == (n if packed in FACTORED else 0)
+    for row in range(n):
+        for i in range(k):
+            unit, at, c = units[row // 16, i // per_unit], i % per_unit, row % 16
+            group, quad, byte = at // 32, at % 32 // 4, at % 4
+            q = place = shift = 0
+            for width in layout.planes:
+                line, low = PLACES[width](quad)
+                stored = int(unit[place + (group * width + line) * 64 + c * 4 + byte])  # a line per bit and 32 K
+                q |= (stored >> low & (1 << width) - 1) << shift
+                shift += width
+                place += per_unit // 32 * width * 64
+            number = {}
+            for name, kind, per in layout.fields:
+                dtype = {"f16": np.float16, "bf16": np.uint16, "f32": np.float32, "i8": np.int8}.get(kind, np.uint8)
+                count = per_unit // per
+                stored = unit[place : place + count * 16 * np.dtype(dtype).itemsize].view(dtype)[at // per * 16 + c]
+                place += count * 16 * np.dtype(dtype).itemsize
+                if kind == "bf16":
+                    number[name] = formats.bf16_to_f32(np.array([stored]))[0]
+                elif kind == "e4m3":
+                    number[name] = E4M3[stored] * np.float32(0.5)
+                elif kind == "u4u4":
+                    number[name], number["sub_minimum"] = np.float32(stored & 15), np.float32(stored >> 4)
+                else:
+                    number[name] = np.float32(stored)
+            value = TABLES[packed][q] if packed in TABLES else q - number.get("zero", CONSTANT_ZERO.get(packed, 0))
+            w = number["scale"] * number.get("sub_scale", np.float32(1)) * np.float32(value)
+            w += number.get("minimum", np.float32(0))
+            w -= number.get("minimum_scale", np.float32(0)) * number.get("sub_minimum", np.float32(0))
+            out[row, i] = w * factors[row] if factors.size else w
     return out
 
 
+def packed_with(source: str) -> str:
+    """The packed format of a source, also of one that the native code does not know yet."""
+    return formats.packed_format(source, "auto")
+
+
+def factor_of(packed: str, rows: int) -> formats.F32 | None:
+    return np.random.default_rng(rows).uniform(0.1, 3, rows).astype(np.float32) if packed in FACTORED else None
+
+
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (33, 31), (40, 33), (32, 64), (31, 96)])
+@pytest.mark.parametrize(("rows", "cols"), [(1, 1), (33, 31), (17, 96)])
 def test_pack_holds_every_weight_and_zero_padding(source: str, rows: int, cols: int) -> None:
-    block = formats.BLOCKS[source][0]
-    cols = -(-cols // block) * block
-    packed = formats.packed_format(source, "auto")
-    data = random_rows(source, rows, cols)
-    result = formats.pack(packed, source, data, rows, cols)
+    cols = fitting(source, cols)
+    packed = packed_with(source)
+    data, factor = random_rows(source, rows, cols), factor_of(packed, rows)
+    result = formats.pack(packed, source, data, rows, cols, factor)
     assert result.shape == (formats.packed_bytes(packed, rows, cols),)
-    native = formats.to_native(packed, source, data, cols)
-    native_source = "BF16" if source == "Q6_K" else source
+    expected = formats.dequantise(source, data, cols, factor)
+    if source in DECODED:
+        expected = formats.bf16_to_f32(formats.f32_to_bf16(expected))
     found = unpacked(packed, result, rows, cols)
-    np.testing.assert_array_equal(found[:rows, :cols], formats.dequantise(native_source, native, cols))
+    np.testing.assert_array_equal(found[:rows, :cols], expected)
     found[:rows, :cols] = 0
     assert not found.any()
 
 
-@pytest.mark.parametrize(("packed", "source"), [("w8", "Q8_0"), ("w4", "Q4_0"), ("w4f", "Q4_1"), ("bf16", "BF16")])
-def test_padding_is_zero_bytes(packed: str, source: str) -> None:
-    whole = formats.pack(packed, source, random_rows(source, 16, 32), 16, 32)
+@pytest.mark.parametrize("source", ["Q8_0", "Q4_1", "Q6_K", "MXFP4", "F8", "BF16"])
+def test_padding_is_zero_bytes(source: str) -> None:
+    packed = packed_with(source)
+    whole = formats.pack(packed, source, random_rows(source, 16, fitting(source, 32)), 16, fitting(source, 32))
     half = whole.size // 2  # padded to 32 rows: the second panel of 16, or columns 16..31 of the one of 32
     if packed == "bf16":
         whole = whole.reshape(-1, 32, 4)[:, 16:].ravel()
@@ -99,12 +194,14 @@ def test_padding_is_zero_bytes(packed: str, source: str) -> None:
     assert not whole[half:].any()
 
 
-def test_q6k_rows_for_the_native_packer() -> None:
-    data = random_rows("Q6_K", 3, 256)
-    exact = formats.dequantise("Q6_K", data, 256)
-    np.testing.assert_array_equal(formats.to_native("f32", "Q6_K", data, 256).view(np.float32), exact)
+def test_decoded_rows_for_the_native_packer() -> None:
+    data = random_rows("IQ3_S", 3, 256)
+    exact = formats.dequantise("IQ3_S", data, 256)
+    np.testing.assert_array_equal(formats.to_native("f32", "IQ3_S", data, 256).view(np.float32), exact)
+    factor = np.array([1, 2, 0.3], np.float32)
     np.testing.assert_array_equal(
-        formats.to_native("bf16", "Q6_K", data, 256).view(np.uint16), formats.f32_to_bf16(exact)
+        formats.to_native("bf16", "IQ3_S", data, 256, factor).view(np.uint16),
+        formats.f32_to_bf16(exact * factor[:, None]),
     )
     assert formats.to_native("w4", "Q4_0", data, 32) is data
 
@@ -116,37 +213,30 @@ def test_bf16_rounds_to_nearest_even_and_keeps_nan() -> None:
     assert rounded.tolist() == [0x3F80, 0x3F82, 0x3F81, 0x3F80, 0x7FC0, 0x7F80]
 
 
-def test_packed_format_and_rounding_of_inputs() -> None:
-    packed = {source: formats.packed_format(source, "auto") for source in SOURCES}
-    assert packed == {
-        "F32": "f32",
-        "F16": "f16",
-        "BF16": "bf16",
-        "Q8_0": "w8",
-        "Q4_0": "w4",
-        "Q4_1": "w4f",
-        "Q6_K": "bf16",
-    }
-    assert formats.packed_format("Q6_K", "f32") == "f32"
-    assert [formats.act_of(p, "auto") for p in ("f32", "f16", "bf16", "w8", "w4", "w4f")] == [
-        "f32",
-        "f32",
-        "bf16",
-        "a8",
-        "a8",
-        "a8",
-    ]
+def test_every_source_has_one_packed_format() -> None:
+    assert not PACKED.keys() & DECODED
+    assert PACKED.keys() | DECODED == set(SOURCES)
+    assert {p for p in PACKED.values() if p not in ("f32", "f16", "bf16")} <= formats.LAYOUTS.keys()
+    assert {formats.packed_format(s, "f32") for s in DECODED} == {"f32"}
+    assert {formats.packed_format(s, "auto") for s in DECODED} == {"bf16"}
+
+
+def test_rounding_of_inputs() -> None:
+    assert [formats.act_of(p, "auto") for p in ("f32", "f16", "bf16", "f8")] == ["f32", "f32", "bf16", "bf16"]
+    assert {formats.act_of(p, "auto") for p in formats.LAYOUTS if p != "f8"} == {"a8"}
     assert [formats.act_of(p, "bf16") for p in ("f32", "f16", "bf16", "w8")] == ["f32", "f32", "bf16", "bf16"]
-    assert {formats.act_of(p, "f32") for p in ("f32", "f16", "bf16", "w8")} == {"f32"}
+    assert {formats.act_of(p, "f32") for p in ("f32", "f16", "bf16", *formats.LAYOUTS)} == {"f32"}
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: formats.packed_format("IQ4_NL", "auto"), "IQ4_NL"),
-        (lambda: formats.row_bytes("Q2_K", 256), "Q2_K"),
+        (lambda: formats.packed_format("Q8_K", "auto"), "Q8_K"),
+        (lambda: formats.row_bytes("Q8_1", 256), "Q8_1"),
         (lambda: formats.row_bytes("Q8_0", 33), "33 .*32.*Q8_0"),
         (lambda: formats.dequantise("Q8_0", np.zeros((2, 33), np.uint8), 32), "33 bytes"),
+        (lambda: formats.check_factor("w8", "Q8_0", np.ones(3, np.float32)), "Q8_0 .*factors"),
+        (lambda: formats.check_factor("f32", "F32", np.ones(3, np.float32)), "F32 .*factors"),
     ],
 )
 def test_what_is_refused(call: object, message: str) -> None:
@@ -158,12 +248,12 @@ def test_what_is_refused(call: object, message: str) -> None:
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize(("rows", "cols"), [(1, 31), (31, 64), (33, 33), (100, 256)])
 def test_native_packing_gives_these_bytes(source: str, rows: int, cols: int) -> None:
-    block = formats.BLOCKS[source][0]
-    cols = -(-cols // block) * block
+    cols = fitting(source, cols)
     data = random_rows(source, rows, cols)
     for activations in ("auto", "f32"):
         packed = formats.packed_format(source, activations)
-        expected = formats.pack(packed, source, data, rows, cols)
+        factor = factor_of(packed, rows)
+        expected = formats.pack(packed, source, data, rows, cols, factor)
         assert _native.packed_bytes(packed, rows, cols) == expected.size
         guard = 64
         memory = _native.Memory(guard + expected.size + guard, False)

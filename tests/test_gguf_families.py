@@ -41,7 +41,7 @@ def convert(folder: Path, path: Path, change: Change = lambda writer: None, rota
         writer.add_sliding_window(c["sliding_window"])
     names = gguf.get_tensor_name_map(arch, c["num_hidden_layers"])
     for name in source.names():
-        info, data = source.read(name)
+        info, data, _ = source.read(name)
         tensor = dequantise(info.source, data, info.shape[-1]).reshape(info.shape)
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
         if heads and c["model_type"] in ("llama", "smollm3"):

@@ -18,11 +18,11 @@ from octavo.graph.fuse import fuse
 from octavo.graph.ir import Dim, DType, Graph, Value, WeightPart
 from octavo.graph.plan import align, plan
 from octavo.graph.verify import verify
-from octavo.weights.formats import dequantise, to_native
+from octavo.weights.formats import check_factor, dequantise, to_native
 from octavo.weights.spec import Checkpoint, CheckpointError
 
-VALUES_AT_ONCE = 2**22
-"""Of a matrix that is packed: decoding Q6_K takes 17 bytes a value, 71 MB for so many."""
+VALUES_AT_ONCE = 2**21
+"""Of a matrix that is packed: decoding takes up to 30 bytes a value, 63 MB for so many."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,11 @@ class CpuBackend:
         for part, cols in layout.cols.items():
             step = max(32, VALUES_AT_ONCE // cols // 32 * 32)  # whole panels
             for row in range(0, part.rows, step):
-                info, data = checkpoint.read(part.name, row, row + step)
+                info, data, factor = checkpoint.read(part.name, row, row + step)
                 if info.shape[0] != part.rows:
                     raise CheckpointError(f"{info.file}: {part.name} has {info.shape[0]} rows, expected {part.rows}")
-                rows = to_native(part.format, info.source, data, cols)
+                check_factor(part.format, info.source, factor)
+                rows = to_native(part.format, info.source, data, cols, factor)
                 place = parts[part] + _native.packed_bytes(part.format, row, cols)
                 _native.pack(self._pool, weights.memory, place, part.format, np.ascontiguousarray(rows), cols)
                 done += data.nbytes
@@ -228,7 +229,8 @@ def _places(sizes: dict[Any, int], start: int) -> tuple[dict[Any, int], int]:
 
 
 def _vector(checkpoint: Checkpoint, part: WeightPart) -> NDArray[np.float32]:
-    info, data = checkpoint.read(part.name)
-    values = dequantise(info.source, data.reshape(1, -1) if len(info.shape) == 1 else data, info.shape[-1])
+    info, data, factor = checkpoint.read(part.name)
+    data = data.reshape(1, -1) if len(info.shape) == 1 else data
+    values = dequantise(info.source, data, info.shape[-1], factor)
     checkpoint.release(part.name)
     return values.ravel() + np.float32(part.plus)

@@ -346,8 +346,9 @@ class ReferenceBackend:
         parts = {part.name: part for value in graph.weights() for part in value.parts}.values()
         weights, done = {}, 0
         for part in parts:
-            info, data = checkpoint.read(part.name)
-            values = dequantise(info.source, data.reshape(1, -1) if len(info.shape) == 1 else data, info.shape[-1])
+            info, data, factor = checkpoint.read(part.name)
+            data = data.reshape(1, -1) if len(info.shape) == 1 else data
+            values = dequantise(info.source, data, info.shape[-1], factor)
             if part.rows == 1:
                 values = values.reshape(1, -1) + np.float32(part.plus)
             weights[part.name] = meaning.round_bf16(values) if part.format == "bf16" else values

@@ -30,7 +30,7 @@ def reading(path: str | Path) -> Iterator[None]:
 
 class TensorInfo(NamedTuple):
     shape: tuple[int, ...]  # (out, in), or (n,) for vectors
-    source: str  # format in the file, GGUF spelling: F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q6_K
+    source: str  # format of its blocks, a name of weights.formats.BLOCKS
     file: str
     order: NDArray[np.int32] | None = None
     """[in]: column i of the rows read belongs to input order[i] (columns sorted by quantisation group). None: i."""
@@ -39,6 +39,7 @@ class TensorInfo(NamedTuple):
 class SourceTensor(NamedTuple):
     info: TensorInfo
     data: NDArray[np.uint8]  # [rows, bytes per row], a view of the mapped file where rows need no reordering
+    factor: NDArray[np.float32] | None = None  # [rows]: w = factor[row] * what the blocks say
 
 
 def base_name(address: str) -> str:
@@ -81,33 +82,68 @@ class Checkpoint(Protocol):
     def total_bytes(self) -> int: ...
 
 
-_PACKED = {
+PACKED = {
     "F32": "f32",
     "F16": "f16",
     "BF16": "bf16",
     "Q8_0": "w8",
     "Q4_0": "w4",
     "Q4_1": "w4f",
-    "Q6_K": "bf16",
 }
+"""Source format -> packed format of a matrix (docs/FORMATS.md)."""
+
+DECODED = frozenset(
+    [
+        "Q5_0",
+        "Q5_1",
+        "IQ4_NL",
+        "MXFP4",
+        "NVFP4",
+        "Q2_K",
+        "Q3_K",
+        "Q4_K",
+        "Q5_K",
+        "Q6_K",
+        "IQ4_XS",
+        "I4Z32",
+        "I4Z64",
+        "I8Z64",
+        "F8",
+        "IQ1_S",
+        "IQ1_M",
+        "IQ2_XXS",
+        "IQ2_XS",
+        "IQ2_S",
+        "IQ3_XXS",
+        "IQ3_S",
+        "TQ1_0",
+        "TQ2_0",
+        "NF4",
+        "FP4",
+        "F32D",
+    ]
+)
+"""Source formats that have no packed form of their own: a matrix becomes bf16, or f32 in the strict mode."""
 
 
 def packed_format(source: str, activations: str) -> str:
-    """Packed format (native/kernels.h, `weights.formats`) of a matrix stored as `source`. Q6_K is dequantised.
+    """Packed format (native/kernels.h, `weights.formats`) of a matrix stored as `source`.
 
     Raise CheckpointError naming a source format that is not served.
     """
-    if source not in _PACKED:
-        raise CheckpointError(f"weight format {source} is not supported; supported: {', '.join(_PACKED)}")
-    if source == "Q6_K" and activations == "f32":
-        return "f32"
-    return _PACKED[source]
+    if source in DECODED:
+        return "f32" if activations == "f32" else "bf16"
+    if source not in PACKED:
+        raise CheckpointError(
+            f"weight format {source} is not supported; supported: {', '.join([*PACKED, *sorted(DECODED)])}"
+        )
+    return PACKED[source]
 
 
 def act_of(packed: str, activations: str) -> str:
     """How the input of a product with a weight in format `packed` is rounded: f32, bf16 or a8 (DESIGN section 4)."""
     if activations == "f32" or packed in ("f32", "f16"):
         return "f32"
-    if activations == "bf16" or packed == "bf16":
+    if activations == "bf16" or packed in ("bf16", "f8"):
         return "bf16"
     return "a8"
