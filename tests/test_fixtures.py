@@ -1,0 +1,126 @@
+"""Every decoder of shared/fixtures/arch against the values of transformers, on both backends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from octavo.backends.base import Limits
+from octavo.backends.cpu import CpuBackend
+from octavo.backends.reference import ReferenceBackend, forward_logits
+from octavo.graph.ir import Graph
+from octavo.models import build_graph
+from octavo.weights.checkpoint import open_checkpoint
+from octavo.weights.spec import CheckpointError
+from tests.test_cpu_backend import NUM_BLOCKS, logits_of, same_bits, table
+
+F32 = NDArray[np.float32]
+LIMITS = Limits(max_tokens=200, max_rows=200, max_seqs=8, max_model_len=512)
+
+NOT_SERVED = {
+    "bloom", "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "exaone4", "falcon_mq", "falcon_new", "gemma", "gemma2",
+    "gemma3_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_neox", "gpt_oss", "granite", "granitemoe", "nemotron", "olmo",
+    "olmo2", "olmo3", "olmoe", "opt", "phi", "qwen2_moe", "qwen3", "qwen3_moe", "stablelm", "starcoder2",
+}  # fmt: skip
+"""Refused by the name of their architecture."""
+
+REFERENCE_ONLY = {"mixtral"}
+"""With operations that no native kernel has: refused by the name of the operation."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    path: Path | None = metafunc.config.getoption("fixtures")
+    names = sorted(p.name for p in (path / "arch").iterdir()) if path else []
+    if "family" in metafunc.fixturenames:
+        metafunc.parametrize("family", [name for name in names if name not in NOT_SERVED])
+
+
+class Case:
+    """One fixture."""
+
+    def __init__(self, path: Path) -> None:
+        self.checkpoint = open_checkpoint(path)
+        self.expected = np.load(path / "expected.npz")
+        self.meta: dict[str, Any] = json.loads((path / "meta.json").read_text())
+        self.prompts = [self.expected[f"ids_{i}"].astype(np.int32) for i in range(3)]
+        self.generated = [self.expected[f"gen_{i}"].astype(np.int32) for i in range(3)]
+
+    def check(self, i: int, whole: F32, most: float = 2e-3, cosine: float = 0.99999, share: float = 1.0) -> None:
+        """`whole`: logits at every position of prompt i and its greedy continuation. `share` of the positions agree."""
+        want, got = self.expected[f"logits_{i}"], whole[self.expected[f"pos_{i}"]]
+        cosines = (got * want).sum(axis=1) / np.linalg.norm(got, axis=1) / np.linalg.norm(want, axis=1)
+        near = (np.abs(got - want).max(axis=1) <= most) & (cosines >= cosine)
+        assert near.mean() >= share, (np.abs(got - want).max(axis=1), cosines)
+
+    def check_greedy(self, i: int, whole: F32, margin: float = 0.01) -> None:
+        """Each token of the continuation is the best one, but from where the best two are nearer than `margin`."""
+        best = whole[len(self.prompts[i]) - 1 : -1].argmax(axis=1)
+        differs = np.flatnonzero(best != self.generated[i])
+        assert differs.size == 0 or self.expected[f"gen_margin_{i}"][differs[0]] < margin
+
+    def whole(self, i: int) -> NDArray[np.int32]:
+        return np.concatenate([self.prompts[i], self.generated[i]])
+
+
+@pytest.fixture
+def case(fixtures: Path, family: str) -> Case:
+    return Case(fixtures / "arch" / family)
+
+
+def test_reference(case: Case, request: pytest.FixtureRequest) -> None:
+    """The longest prompt only in a long run: the native backend computes it always."""
+    graph = build_graph(case.checkpoint, "f32")
+    weights = ReferenceBackend().pack(graph, case.checkpoint)
+    for i in range(3 if request.config.getoption("long") else 2):
+        logits = forward_logits(graph, weights, case.whole(i))
+        case.check(i, logits)
+        case.check_greedy(i, logits)
+
+
+def native(graph: Graph, case: Case) -> Any:
+    backend = CpuBackend(num_threads=1)
+    state = backend.make_state(graph, [NUM_BLOCKS] * len(graph.groups))
+    return backend.compile(graph, backend.pack(graph, case.checkpoint), state, LIMITS)
+
+
+def test_native_in_float32(case: Case, family: str) -> None:
+    """Whole and in chunks, with the same bits."""
+    graph = build_graph(case.checkpoint, "f32")
+    if family in REFERENCE_ONLY:
+        with pytest.raises(ValueError, match="unknown to the native backend"):
+            native(graph, case)
+        return
+    program = native(graph, case)
+    for i in range(3):
+        ids = case.whole(i)
+        logits = logits_of(program, ids, [len(ids)], table(len(ids)))
+        case.check(i, logits)
+        case.check_greedy(i, logits)
+        same_bits(logits, logits_of(program, ids, [1, len(ids) - 20, *[1] * 3, 16], table(len(ids))))
+
+
+def test_native_in_the_own_format(case: Case, family: str) -> None:
+    """The loss is at most three times that of computing all in bf16; experts may be chosen otherwise at a near tie."""
+    if family in REFERENCE_ONLY:
+        return
+    graph = build_graph(case.checkpoint, "auto")
+    program = native(graph, case)
+    experts = any(node.op == "route" for node in graph.nodes)
+    for i in range(3):
+        ids = case.whole(i)
+        logits = logits_of(program, ids, [len(ids)], table(len(ids)))
+        most = 3 * case.meta["max_abs_bf16_compute_vs_f32"]
+        case.check(i, logits, most, 0.99, 0.9 if experts else 1.0)
+        case.check_greedy(i, logits, 1.0)
+
+
+def test_the_others_are_refused_by_name(fixtures: Path) -> None:
+    for name in NOT_SERVED:
+        checkpoint = open_checkpoint(fixtures / "arch" / name)
+        with pytest.raises(CheckpointError, match=f"architecture {checkpoint.config['architectures'][0]} is not"):
+            build_graph(checkpoint)
