@@ -26,12 +26,14 @@ struct Batch {
   const int32_t* logit_rows;   // [R]
   SamplingArrays sampling;
   int num_bias, num_history, num_masks, num_dry, num_ops;  // lengths of the ragged arrays
+  const int32_t* adapters = nullptr;                       // [T] slot, -1: none; or null: none at all
 };
 
 struct Limits {
   int max_tokens, max_rows, max_seqs, max_model_len;
   int vocab;
   std::vector<int> num_blocks;  // per KV group
+  int max_adapters = 0;         // slots
 };
 
 // Throws std::invalid_argument naming the array, the index, the value and the limit.

@@ -17,12 +17,6 @@ double seconds() { return std::chrono::duration<double>(std::chrono::steady_cloc
 
 }  // namespace
 
-struct Program::Step {
-  const Batch& batch;
-  const SampledArrays& out;
-  int plan;
-};
-
 // ---------------------------------------------------------------- the step
 
 void Program::run(const Batch& batch, const SampledArrays& out, std::vector<Span>* spans) {
@@ -35,6 +29,7 @@ void Program::run(const Batch& batch, const SampledArrays& out, std::vector<Span
         slots_[g][static_cast<size_t>(t)] =
             batch.tables[g].blocks[int64_t{s} * batch.tables[g].width + batch.positions[t] / kBlock];
   for (AttnPlan& plan : attn_plans_) plan.make(batch);
+  divide_adapters(batch);
   for (Counter& c : counters_) c.next.store(0, std::memory_order_relaxed);
   if (spans) pool_->run([&](int worker) { work<true>(step, worker, spans); });
   else pool_->run([&](int worker) { work<false>(step, worker, nullptr); });
@@ -148,6 +143,8 @@ void Program::execute(const Node& n, const Step& step, int worker) {
         std::memcpy(f32(n.out, plan) + r * ld(n.out), f32(n.a, plan) + step.batch.logit_rows[r] * ld(n.a),
                     static_cast<size_t>(n.a.cols) * sizeof(float));
       break;
+    case Op::LoraShrink: lora_shrink(n, step); break;
+    case Op::LoraExpand: lora_expand(n, step, worker); break;
     case Op::Sample: sample(n, step, worker); break;
   }
 }

@@ -123,6 +123,7 @@ Batch batch_of(nb::handle batch) {
   if (static_cast<int>(values.shape(0)) != b.num_ops || values.shape(1) != 2)
     throw std::invalid_argument("sampling.chain_values must have two columns and a row per operation");
   in.chain_values = values.data();
+  b.adapters = length(batch, 8) ? column<int32_t>(batch, 8, "adapters", b.tokens) : nullptr;
   return b;
 }
 
@@ -265,6 +266,7 @@ NB_MODULE(_native, m) {
       .def_rw("window", &Node::window)
       .def_rw("softcap", &Node::softcap)
       .def_rw("slopes", &Node::slopes)
+      .def_rw("targets", &Node::targets)
       .def(
           "set_barriers",
           [](Node& n, bool small, bool full) {
@@ -317,6 +319,15 @@ NB_MODULE(_native, m) {
           },
           "inv_freq"_a, "scale"_a)
       .def(
+          "set_max_adapters", [](ProgramSpec& s, int n) { s.limits.max_adapters = n; }, "n"_a)
+      .def(
+          "add_target",
+          [](ProgramSpec& s, const std::string& name, int n, int k) {
+            s.targets.push_back({name, n, k});
+            return s.targets.size() - 1;
+          },
+          "name"_a, "n"_a, "k"_a)
+      .def(
           "add_node", [](ProgramSpec& s, const Node& node) { s.nodes.push_back(node); }, "node"_a)
       .def(
           "set_arena",
@@ -334,6 +345,16 @@ NB_MODULE(_native, m) {
           },
           "pool"_a, "isa"_a, "spec"_a)
       .def_prop_ro("arena_bytes", &Program::arena_bytes)
+      .def(
+          "set_adapter",
+          [](Program& p, int slot, std::shared_ptr<Memory> memory,
+             const std::vector<std::tuple<int, std::string, int, size_t, size_t, float>>& parts) {
+            std::vector<LoraSpec> specs;
+            for (const auto& [target, format, rank, a, b, scale] : parts)
+              specs.push_back({target, format_of(format), rank, a, b, scale});
+            p.set_adapter(slot, std::move(memory), specs);
+          },
+          "slot"_a, "memory"_a.none(), "parts"_a)
       .def("run", &run, "batch"_a, "token_ids"_a.noconvert(), "logprobs"_a.noconvert(), "ranks"_a.noconvert(),
            "top_ids"_a.noconvert(), "top_logprobs"_a.noconvert(), "invalid"_a.noconvert(), "timed"_a)
       .def("logits",

@@ -10,9 +10,9 @@ namespace octavo {
 namespace {
 
 constexpr const char* kNames[kOps] = {
-    "embed",  "rms_norm", "round",         "norm_round", "linear",  "linear_add", "linear_act_mul_round",
-    "rope",   "kv_write", "rope_kv_write", "attention",  "act_mul", "add",        "gather_rows",
-    "sample",
+    "embed",       "rms_norm",    "round",         "norm_round", "linear",  "linear_add", "linear_act_mul_round",
+    "rope",        "kv_write",    "rope_kv_write", "attention",  "act_mul", "add",        "gather_rows",
+    "lora_shrink", "lora_expand", "sample",
 };
 constexpr int kMaxHeadDim = 256;  // attention keeps one head of a row tile in a fixed buffer
 constexpr float kLog2e = 1.44269504f;
@@ -76,6 +76,8 @@ class NodeCheck {
       case Op::ActMul:
       case Op::Add: return elementwise();
       case Op::GatherRows: return gather();
+      case Op::LoraShrink:
+      case Op::LoraExpand: return lora();
       case Op::Sample: return sample();
     }
   }
@@ -208,6 +210,25 @@ class NodeCheck {
     need(!f32(node_.a, "input", node_.out.cols).logit_rows, "input must have a row per token");
     need(f32(node_.out, "output", node_.a.cols).logit_rows, "output must have a row per logit row");
   }
+  void lora() const {
+    const bool expands = node_.op == Op::LoraExpand;
+    const int targets = static_cast<int>(node_.targets.size());
+    need(targets > 0 && spec_.limits.max_adapters > 0, "has no target, or there are no adapters");
+    int n = 0;
+    for (int index : node_.targets) {
+      need(index >= 0 && index < static_cast<int>(spec_.targets.size()), "target is missing");
+      const LoraTarget& target = spec_.targets[static_cast<size_t>(index)];
+      need(target.n > 0 && target.k > 0, target.name + " is empty");
+      need(expands || target.k == node_.a.cols, target.name + " has another input");
+      n += target.n;
+    }
+    const Operand& low = expands ? node_.a : node_.out;
+    need(low.cols > 0 && low.cols % targets == 0, "columns are no multiple of the targets");
+    const ValueSpec& x = f32(node_.a, "input", node_.a.cols);
+    const ValueSpec& y = f32(node_.out, "output", expands ? n : low.cols);
+    need(!x.logit_rows && !y.logit_rows, "works on rows of tokens");
+    if (expands) need(!f32(node_.b, "what is added to", n).logit_rows, "works on rows of tokens");
+  }
   void sample() const {
     need(f32(node_.a, "logits", spec_.limits.vocab).logit_rows && node_.a.start == 0,
          "logits must have a row per logit row");
@@ -259,6 +280,7 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
       spec_(std::move(spec)),
       arena_(std::max(spec_.arena_bytes[0], spec_.arena_bytes[1]), true),
       counters_(spec_.nodes.size()),
+      adapters_(static_cast<size_t>(std::max(spec_.limits.max_adapters, 0))),
       workers_(static_cast<size_t>(pool_->size())) {
   check_spec(spec_);
   for (const Node& node : spec_.nodes) NodeCheck(spec_, node, kernels_)();

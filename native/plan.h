@@ -31,9 +31,11 @@ enum class Op : uint8_t {
   ActMul,
   Add,
   GatherRows,
+  LoraShrink,
+  LoraExpand,
   Sample,
 };
-constexpr int kOps = 15;
+constexpr int kOps = 17;
 const char* op_name(Op op);
 Op op_of(const std::string& name);  // throws std::invalid_argument naming it
 
@@ -73,6 +75,21 @@ struct RopeSpec {
   double scale;
 };
 
+// A module that adapters may have a low-rank delta for: n output, k input features.
+struct LoraTarget {
+  std::string name;
+  int n, k;
+};
+
+// What an adapter has for a target: A is rank x k, B is n x rank. Offsets in the adapter's memory.
+struct LoraSpec {
+  int target;
+  Format format;
+  int rank;
+  size_t a, b;
+  float scale;
+};
+
 // Which fields a node uses is said by the checks in plan.cpp.
 struct Node {
   Op op{};
@@ -86,6 +103,7 @@ struct Node {
   float softcap = 0;          // in natural units, as are
   std::vector<float> slopes;  // per head, or none
   int rope = -1, head_dim = 0;
+  std::vector<int> targets;  // of LoRA, side by side
   bool neox = true;
   bool barrier[kPlans] = {true, true};
 };
@@ -97,6 +115,7 @@ struct ProgramSpec {
   std::vector<WeightSpec> weights;
   std::vector<GroupSpec> groups;
   std::vector<RopeSpec> ropes;
+  std::vector<LoraTarget> targets;
   std::vector<Node> nodes;
   size_t arena_bytes[kPlans];
   bool poison;  // fill the arena with NaN before each step
@@ -120,6 +139,9 @@ class Program {
   int logit_rows() const { return last_rows_; }
   size_t arena_bytes() const { return arena_.bytes(); }
 
+  // The adapter of a slot from now on; no memory: nothing is. Between runs. Throws std::invalid_argument.
+  void set_adapter(int slot, std::shared_ptr<const Memory> memory, const std::vector<LoraSpec>& parts);
+
   // For checks of single nodes: a value of the last run [rows][cols], rounded types decoded exactly.
   int value_rows(int value) const {
     return spec_.values[static_cast<size_t>(value)].logit_rows ? last_rows_ : last_tokens_;
@@ -127,9 +149,24 @@ class Program {
   void read(int value, double* out) const;
 
  private:
-  struct Step;  // what the workers of one run share
+  struct Step {  // what the workers of one run share
+    const Batch& batch;
+    const SampledArrays& out;
+    int plan;
+  };
   struct alignas(64) Counter {
     std::atomic<int> next{0};
+  };
+  struct LoraWeights {
+    Weight a, b;  // without data where the adapter has none for the target
+    float scale;
+  };
+  struct Adapter {
+    std::shared_ptr<const Memory> memory;
+    std::vector<LoraWeights> parts;  // per target
+  };
+  struct AdapterRows {  // rows [begin, end) of the step have the adapter of this slot, or none: -1
+    int begin, end, slot;
   };
   struct Worker {
     SampleScratch sample;
@@ -149,6 +186,10 @@ class Program {
   void rope_kv(const Node& node, const Step& step, int worker);
   void attention(const Node& node, const Step& step, int worker);
   void sample(const Node& node, const Step& step, int worker);
+  void divide_adapters(const Batch& batch);
+  const LoraWeights* lora_of(const AdapterRows& rows, int target) const;  // null: nothing is added
+  void lora_shrink(const Node& node, const Step& step);
+  void lora_expand(const Node& node, const Step& step, int worker);
 
   std::shared_ptr<Pool> pool_;
   const Kernels& kernels_;
@@ -160,6 +201,8 @@ class Program {
   std::vector<std::vector<float>> cos_, sin_;  // per rope [T][rot / 2]
   std::vector<std::vector<int32_t>> slots_;    // per group [T] block of the token
   std::vector<Counter> counters_;              // per node: next attention item, or row to sample
+  std::vector<Adapter> adapters_;              // per slot
+  std::vector<AdapterRows> adapter_rows_;      // of this step
   std::vector<Worker> workers_;
   int last_tokens_ = 0, last_rows_ = 0, last_plan_ = 0;
 };

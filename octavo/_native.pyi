@@ -61,6 +61,7 @@ class Node:
     window: int
     softcap: float
     slopes: list[float]
+    targets: list[int]
     def set_barriers(self, small: bool, full: bool) -> None: ...
 
 class ProgramSpec:
@@ -84,6 +85,10 @@ class ProgramSpec:
         self, memory: Memory, kv_type: str, layers: int, kv_heads: int, head_dim: int, num_blocks: int
     ) -> int: ...
     def add_rope(self, inv_freq: Sequence[float], scale: float) -> int: ...
+    def set_max_adapters(self, n: int) -> None: ...
+    def add_target(self, name: str, n: int, k: int) -> int:
+        """A module of n output and k input features that adapters may have a delta for."""
+
     def add_node(self, node: Node) -> None: ...
     def set_arena(self, small_bytes: int, full_bytes: int) -> None: ...
 
@@ -91,6 +96,11 @@ class Program:
     def __init__(self, pool: Pool, isa: str, spec: ProgramSpec) -> None: ...
     @property
     def arena_bytes(self) -> int: ...
+    def set_adapter(
+        self, slot: int, memory: Memory | None, parts: Sequence[tuple[int, str, int, int, int, float]]
+    ) -> None:
+        """The adapter of a slot from now on; no memory: none. parts: (target, format, rank, offset of A, offset of B, scale)."""
+
     def run(
         self,
         batch: StepBatch,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from octavo.graph.ir import Graph
+    from octavo.weights.adapter import Adapter
 
 I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
@@ -82,6 +83,9 @@ _NO_MASKS, _NO_IDS = np.zeros((0, 0), np.uint32), np.zeros(0, np.int32)
 _NO_VALUES, _NO_PAIRS = np.zeros(0, np.float32), np.zeros((0, 2), np.float32)
 
 
+NO_ADAPTERS: I32 = np.zeros(0, np.int32)
+
+
 class StepBatch(NamedTuple):
     token_ids: I32  # [T]
     positions: I32  # [T]
@@ -91,6 +95,7 @@ class StepBatch(NamedTuple):
     copies: tuple[I32, ...]  # per KV group [C, 2] (source, destination): whole blocks, copied before anything else
     logit_rows: I32  # [R]
     sampling: SamplingArrays
+    adapters: I32 = NO_ADAPTERS  # [T] slot of each token's adapter, -1: none. Empty: no token has one
 
 
 class StepResult(NamedTuple):
@@ -117,6 +122,7 @@ class Limits(NamedTuple):
     max_rows: int  # R
     max_seqs: int
     max_model_len: int
+    max_adapters: int = 0  # slots
 
 
 class TraceSpan(NamedTuple):
@@ -128,6 +134,10 @@ class TraceSpan(NamedTuple):
 
 class Program(Protocol):
     def run(self, batch: StepBatch) -> StepHandle: ...
+
+    def set_adapter(self, slot: int, packed: Any | None) -> None:
+        """What `Backend.pack_adapter` made is the adapter of this slot from now on; None: nothing is. Between runs."""
+        ...
 
     def logits(self) -> F32:
         """[R, vocab] of the last run; valid until the next."""
@@ -156,6 +166,14 @@ class Backend(Protocol):
 
     def weight_bytes(self, graph: Graph) -> int:
         """Bytes of what `pack` makes."""
+        ...
+
+    def pack_adapter(self, adapter: Adapter) -> Any:
+        """The adapter's matrices in the layout of this backend. From any thread."""
+        ...
+
+    def adapter_bytes(self, adapter: Adapter) -> int:
+        """Bytes of what `pack_adapter` makes."""
         ...
 
     def block_bytes(self, graph: Graph) -> list[int]:

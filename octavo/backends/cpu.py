@@ -18,6 +18,7 @@ from octavo.graph.fuse import fuse
 from octavo.graph.ir import Dim, DType, Graph, Value, WeightPart
 from octavo.graph.plan import align, plan
 from octavo.graph.verify import verify
+from octavo.weights.adapter import Adapter, LowRank
 from octavo.weights.formats import check_factor, dequantise, to_native
 from octavo.weights.spec import Checkpoint, CheckpointError
 
@@ -36,6 +37,14 @@ class CpuWeights:
     @property
     def num_bytes(self) -> int:
         return self.memory.num_bytes
+
+
+@dataclass(frozen=True)
+class CpuAdapter:
+    """The matrices of a LoRA adapter, packed like weights, in the types of its file."""
+
+    memory: _native.Memory
+    modules: dict[str, tuple[LowRank, int, int]]  # with the byte offsets of A and B
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,17 @@ class CpuBackend:
             progress(checkpoint.total_bytes, checkpoint.total_bytes)
         return weights
 
+    def pack_adapter(self, adapter: Adapter) -> CpuAdapter:
+        layout = _adapter_layout(adapter)
+        memory = _native.Memory(layout.num_bytes, huge_pages=False)
+        for module, a, b in layout.modules.values():
+            _native.pack(self._pool, memory, a, module.source.lower(), module.a, module.cols)
+            _native.pack(self._pool, memory, b, module.source.lower(), module.b, module.rank)
+        return CpuAdapter(memory, layout.modules)
+
+    def adapter_bytes(self, adapter: Adapter) -> int:
+        return _adapter_layout(adapter).num_bytes
+
     def weight_bytes(self, graph: Graph) -> int:
         return _weight_layout(graph).num_bytes
 
@@ -170,6 +190,14 @@ class CpuProgram:
     def run(self, batch: StepBatch) -> StepHandle:
         """Raises ValueError naming the array, index, value and limit where the batch is wrong; nothing is run then."""
         return Done(self._run(batch, timed=False)[0])
+
+    def set_adapter(self, slot: int, packed: CpuAdapter | None) -> None:
+        """Raises ValueError naming what does not fit this program."""
+        parts = [
+            (self._lowered.targets[name], module.source.lower(), module.rank, a, b, module.scale)
+            for name, (module, a, b) in (packed.modules if packed else {}).items()
+        ]
+        self._program.set_adapter(slot, packed.memory if packed else None, parts)
 
     def logits(self) -> F32:
         return self._program.logits()
@@ -217,6 +245,20 @@ def _weight_layout(graph: Graph) -> _WeightLayout:
     parts, end = _places({part: _native.packed_bytes(part.format, part.rows, n) for part, n in cols.items()}, 0)
     vectors, end = _places({value.name: 4 * value.cols for value in graph.weights() if value.rows == Dim(1)}, end)
     return _WeightLayout(cols, parts, vectors, end)
+
+
+class _AdapterLayout(NamedTuple):
+    modules: dict[str, tuple[LowRank, int, int]]
+    num_bytes: int
+
+
+def _adapter_layout(adapter: Adapter) -> _AdapterLayout:
+    sizes: dict[tuple[str, str], int] = {}
+    for name, module in adapter.modules.items():
+        sizes[name, "a"] = _native.packed_bytes(module.source.lower(), module.rank, module.cols)
+        sizes[name, "b"] = _native.packed_bytes(module.source.lower(), module.rows, module.rank)
+    places, end = _places(sizes, 0)
+    return _AdapterLayout({name: (m, places[name, "a"], places[name, "b"]) for name, m in adapter.modules.items()}, end)
 
 
 def _places(sizes: dict[Any, int], start: int) -> tuple[dict[Any, int], int]:

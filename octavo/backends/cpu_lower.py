@@ -17,6 +17,7 @@ class Lowered(NamedTuple):
     spec: _native.ProgramSpec
     values: dict[Value, int]  # root values of the arena, by index in the program
     names: list[tuple[str, int]]  # (op, layer) of each node
+    targets: dict[str, int]  # modules that adapters may have a delta for, by index in the program
 
 
 def lower(
@@ -35,6 +36,7 @@ def lower(
         limits.max_tokens, limits.max_rows, limits.max_seqs, limits.max_model_len, graph.vocab_size, SMALL_T, poison
     )
     spec.set_arena(*(p.size for p in plans))
+    spec.set_max_adapters(limits.max_adapters)
     for group, arena, blocks in zip(graph.groups, arenas, num_blocks, strict=True):
         spec.add_group(arena, group.dtype.value, len(group.layers), group.kv_heads, group.head_dim, blocks)
     low = _Lowering(graph, spec, plans, memory, parts, vectors)
@@ -45,7 +47,7 @@ def lower(
             raise GraphError(f"{node!r}: the native backend has no such operation")
         _FILL[type(node.attrs)](low, native, node, node.attrs)
         spec.add_node(native)
-    return Lowered(spec, low.values, [(node.op, node.layer) for node in graph.nodes])
+    return Lowered(spec, low.values, [(node.op, node.layer) for node in graph.nodes], low.targets)
 
 
 _NATIVE_NAMES = {"attention_round": "attention"}  # rounds when its output is of a rounded type
@@ -65,12 +67,15 @@ class _Lowering:
     ) -> None:
         self.graph = graph
         self.values: dict[Value, int] = {}
+        self.targets: dict[str, int] = {}
         self._spec = spec
         self._plans = plans
         self._memory = memory
         self._parts = parts
         self._vectors = vectors
         self._weights: dict[object, int] = {}
+        expands = [node.attrs for node in graph.nodes if isinstance(node.attrs, ops.LoraExpand)]
+        self._sizes = {name: size for a in expands for name, size in zip(a.targets, a.sizes, strict=True)}
         self._ropes: dict[tuple[tuple[float, ...], float], int] = {}
 
     def operand(self, v: Value) -> _native.Operand:
@@ -90,6 +95,11 @@ class _Lowering:
             offset = self._parts[part]
             self._weights[part] = self._spec.add_weight(part.name, self._memory, offset, part.format, part.rows, cols)
         return self._weights[part]
+
+    def target(self, name: str, cols: int) -> int:
+        if name not in self.targets:
+            self.targets[name] = self._spec.add_target(name, self._sizes[name], cols)
+        return self.targets[name]
 
     def vector(self, weight: Value) -> int:
         if weight.name not in self._weights:
@@ -203,6 +213,20 @@ def _gather_rows(low: _Lowering, native: _native.Node, node: Node, _: ops.Gather
     native.a, native.out = low.operand(x), low.operand(node.outs[0])
 
 
+def _lora_shrink(low: _Lowering, native: _native.Node, node: Node, a: ops.LoraShrink) -> None:
+    x, adapters = node.ins
+    _need_input(node, adapters)
+    native.a, native.out = low.operand(x), low.operand(node.outs[0])
+    native.targets = [low.target(name, x.cols) for name in a.targets]
+
+
+def _lora_expand(low: _Lowering, native: _native.Node, node: Node, a: ops.LoraExpand) -> None:
+    h, y, adapters = node.ins
+    _need_input(node, adapters)
+    native.a, native.b, native.out = low.operand(h), low.operand(y), low.operand(node.outs[0])
+    native.targets = [low.targets[name] for name in a.targets]
+
+
 def _sample(low: _Lowering, native: _native.Node, node: Node, _: ops.Sample) -> None:
     native.a = low.operand(node.ins[0])
 
@@ -233,5 +257,7 @@ _FILL: dict[type[ops.Attrs], Callable[[_Lowering, _native.Node, Node, Any], None
     ops.ActMul: _act_mul,
     ops.Add: _add,
     ops.GatherRows: _gather_rows,
+    ops.LoraShrink: _lora_shrink,
+    ops.LoraExpand: _lora_expand,
     ops.Sample: _sample,
 }

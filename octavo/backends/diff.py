@@ -10,7 +10,7 @@ and the gathering of rows must be equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 
 from octavo.backends import reference_ops as meaning
 from octavo.backends.base import BLOCK_SIZE, Backend, Limits, Program, SamplingArrays, StepBatch
-from octavo.backends.reference import Interpreter, PagedState, ReferenceBackend, Weights, first_seen
+from octavo.backends.reference import (
+    NO_DELTAS,
+    Deltas,
+    Interpreter,
+    PagedState,
+    ReferenceBackend,
+    Weights,
+    deltas,
+    first_seen,
+)
 from octavo.graph import ops
 from octavo.graph.ir import DType, Graph, Kind, Node, Value
 from octavo.weights.spec import Checkpoint
@@ -98,12 +107,21 @@ def diff(
 
 
 def compare(
-    graph: Graph, program: Readable, weights: Weights, state: PagedState, batch: StepBatch, index: int = 0
+    graph: Graph,
+    program: Readable,
+    weights: Weights,
+    state: PagedState,
+    batch: StepBatch,
+    index: int = 0,
+    adapters: Mapping[int, Deltas] = NO_DELTAS,
 ) -> list[Checked]:
-    """Run one step on `program` and check every node of it up to the first that is out of tolerance."""
+    """Run one step on `program` and check every node of it up to the first that is out of tolerance.
+
+    adapters: those that the program has, by slot.
+    """
     result = program.run(batch).result()
     state.copy_blocks(batch)
-    reference = Interpreter(graph, weights, state, batch)
+    reference = Interpreter(graph, weights, state, batch, adapters)
     found: list[Checked] = []
     for node in graph.nodes:
         for v in node.ins:
@@ -236,10 +254,33 @@ def _softcap(run: Interpreter, node: Node, a: ops.Softcap) -> F64:
     return np.asarray((EXP_ERROR + 8 * U32) * np.abs(run.get(node.outs[0]).astype(np.float64)))
 
 
+def _lora_shrink(run: Interpreter, node: Node, a: ops.LoraShrink) -> F64:
+    x = run.get(node.ins[0])
+    tolerance = np.zeros((len(x), len(a.targets) * a.rank))
+    for i, rows, delta in deltas(run, run.get(node.ins[1]), a.targets):
+        sums = np.sqrt(x.shape[1]) * np.outer(_norms(x[rows]), _norms(delta.a))
+        tolerance[rows, i * a.rank : i * a.rank + len(delta.a)] = C * U32 * abs(delta.scale) * sums
+    return tolerance
+
+
+def _lora_expand(run: Interpreter, node: Node, a: ops.LoraExpand) -> F64:
+    h = run.get(node.ins[0])
+    rank = h.shape[1] // len(a.targets)
+    z = np.abs(run.get(node.outs[0]).astype(np.float64))
+    tolerance = np.zeros(z.shape)
+    for i, rows, delta in deltas(run, run.get(node.ins[2]), a.targets):
+        start, stop = sum(a.sizes[:i]), sum(a.sizes[: i + 1])
+        low = h[rows, i * rank : i * rank + len(delta.a)]
+        sums = np.sqrt(low.shape[1]) * np.outer(_norms(low), _norms(delta.b))
+        tolerance[rows, start:stop] = C * U32 * (sums + z[rows, start:stop])
+    return tolerance
+
+
 _TOLERANCES: dict[str, Callable[[Interpreter, Node, Any], F64]] = {
     "embed": _embed, "rms_norm": _rms_norm, "layer_norm": _layer_norm, "round": _exact, "linear": _linear,
     "rope": _rope, "attention": _attention, "act_mul": _act_mul, "act": _act, "scale": _scale, "softcap": _softcap,
     "clamp": _exact, "mul": _scale, "add": _exact, "gather_rows": _exact,
+    "lora_shrink": _lora_shrink, "lora_expand": _lora_expand,
 }  # fmt: skip
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from octavo.graph.ir import Dim, Graph, Kind, KvGroup, Node, Value
 from octavo.graph.plan import lifetimes
 from octavo.graph.verify import FUSED, verify
 from octavo.sampling.definition import sample
+from octavo.weights.adapter import Adapter
 from octavo.weights.formats import dequantise
 from octavo.weights.spec import Checkpoint
 
@@ -89,17 +91,40 @@ class WholeSequence:
         return k[first:], v[first:]
 
 
+# ---- adapters
+
+
+class Delta(NamedTuple):
+    """What an adapter adds to the output of a module: scale * B (A x)."""
+
+    a: F32  # [r, K]
+    b: F32  # [N, r]
+    scale: float
+
+
+Deltas = dict[str, Delta]
+"""Of one adapter, by module."""
+
+NO_DELTAS: Mapping[int, Deltas] = MappingProxyType({})
+
+
 # ---- the interpreter
 
 
 class Interpreter:
-    """One step: `values` holds what has been computed, decoded (see reference_ops), by root value."""
+    """One step: `values` holds what has been computed, decoded (see reference_ops), by root value.
 
-    def __init__(self, graph: Graph, weights: Weights, state: State, batch: StepBatch) -> None:
+    adapters: by slot, as batch.adapters names them.
+    """
+
+    def __init__(
+        self, graph: Graph, weights: Weights, state: State, batch: StepBatch, adapters: Mapping[int, Deltas] = NO_DELTAS
+    ) -> None:
         self.graph = graph
         self.weights = weights
         self.state = state
         self.batch = batch
+        self.adapters = adapters
         self.values: dict[Value, NDArray[Any]] = {}
         self.result: StepResult | None = None
 
@@ -262,6 +287,35 @@ def _gather_rows(run: Interpreter, node: Node, _: ops.GatherRows) -> F32:
     return y
 
 
+def _lora_shrink(run: Interpreter, node: Node, a: ops.LoraShrink) -> F32:
+    x, adapters = map(run.get, node.ins)
+    h = np.zeros((len(x), len(a.targets) * a.rank), np.float32)
+    for i, rows, delta in deltas(run, adapters, a.targets):
+        start = i * a.rank
+        h[rows, start : start + len(delta.a)] = meaning.lora_shrink(x[rows], delta.a, delta.scale)
+    return h
+
+
+def _lora_expand(run: Interpreter, node: Node, a: ops.LoraExpand) -> F32:
+    h, y, adapters = map(run.get, node.ins)
+    z: F32 = y.copy()
+    rank = h.shape[1] // len(a.targets)
+    for i, rows, delta in deltas(run, adapters, a.targets):
+        low, start = h[rows, i * rank : i * rank + len(delta.a)], sum(a.sizes[:i])
+        z[rows, start : start + a.sizes[i]] += meaning.linear(low, [delta.b], None)
+    return z
+
+
+def deltas(
+    run: Interpreter, adapters: NDArray[Any], targets: Sequence[str]
+) -> Iterator[tuple[int, NDArray[np.intp], Delta]]:
+    """(index of the target, rows, delta) of all adapters of the step."""
+    for slot in np.unique(adapters[adapters >= 0]):
+        for i, target in enumerate(targets):
+            if target in run.adapters[slot]:
+                yield i, np.flatnonzero(adapters == slot), run.adapters[slot][target]
+
+
 def _sample(run: Interpreter, node: Node, _: ops.Sample) -> None:
     run.result = StepResult(*sample(run.get(node.ins[0]), run.batch.sampling))
 
@@ -271,6 +325,7 @@ _OPS: dict[str, Callable[[Interpreter, Node, Any], NDArray[Any] | None]] = {
     "attention": _attention, "act_mul": _act_mul, "act": _act, "scale": _scale, "softcap": _softcap,
     "clamp": _clamp, "mul": _mul, "add": _add, "gather_rows": _gather_rows, "sample": _sample,
     "concat": _concat, "route": _route, "dispatch": _dispatch, "expert_linear": _expert_linear, "combine": _combine,
+    "lora_shrink": _lora_shrink, "lora_expand": _lora_expand,
 }  # fmt: skip
 
 
@@ -295,7 +350,11 @@ class ReferenceProgram:
         self._state = state
         self._limits = limits
         self._reuse = reuse
+        self._adapters: dict[int, Deltas] = {}
         self._values: dict[Value, NDArray[Any]] = {}
+
+    def set_adapter(self, slot: int, packed: Deltas | None) -> None:
+        self._adapters[slot] = packed or {}
 
     def run(self, batch: StepBatch) -> StepHandle:
         done, _ = self._run(batch)
@@ -320,7 +379,7 @@ class ReferenceProgram:
             if size > most:
                 raise ValueError(f"a step of {size} {name}; the program was compiled for {most}")
         self._state.copy_blocks(batch)
-        step = Interpreter(self._graph, self._weights, self._state, batch)
+        step = Interpreter(self._graph, self._weights, self._state, batch, self._adapters)
         with np.errstate(all="ignore"):  # NaN and infinity make rows invalid, not warnings
             run = step.run_all(self._graph.nodes, keep=not self._reuse)
             spans = [TraceSpan(node.op, node.layer, seconds, 0.0) for node, seconds in run]
@@ -357,6 +416,15 @@ class ReferenceBackend:
             if progress:
                 progress(done, checkpoint.total_bytes)
         return weights
+
+    def pack_adapter(self, adapter: Adapter) -> Deltas:
+        return {
+            name: Delta(dequantise(m.source, m.a, m.cols), dequantise(m.source, m.b, m.rank), m.scale)
+            for name, m in adapter.modules.items()
+        }
+
+    def adapter_bytes(self, adapter: Adapter) -> int:
+        return sum(4 * m.rank * (m.rows + m.cols) for m in adapter.modules.values())
 
     def weight_bytes(self, graph: Graph) -> int:
         """Float32, a weight used twice once."""

@@ -172,6 +172,11 @@ def concat(values: list[F32], heads: int) -> F32:
     return np.concatenate([x.reshape(len(x), heads, -1) for x in values], axis=2).reshape(len(values[0]), -1)
 
 
+def lora_shrink(x: F32, a: F32, scale: float) -> F32:
+    """x[n, K] through a [r, K], times the scale of the adapter: [n, r]."""
+    return linear(x, [a], None) * np.float32(scale)
+
+
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 

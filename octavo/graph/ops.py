@@ -273,6 +273,31 @@ class Sample(Attrs):
     op = "sample"
 
 
+@dataclass(frozen=True)
+class LoraShrink(Attrs):
+    """(x f32[T,K], adapters i32[T,1]) -> h f32[T, targets * rank]: inputs of low-rank deltas (Hu et al. 2021).
+
+    Columns [i * rank, i * rank + r) of a row whose adapter has a matrix A [r,K] for target i are scale * (A x); all other
+    columns are 0, and whole rows where `adapters` is -1. Which adapters there are is state of the program, not structure.
+    """
+
+    op = "lora_shrink"
+    targets: tuple[str, ...]  # modules of the checkpoint, those of the linear beside it
+    rank: int  # the most that an adapter may have
+
+
+@dataclass(frozen=True)
+class LoraExpand(Attrs):
+    """(h[T, targets * rank], y[T,N], adapters i32[T,1]) -> z[T,N]: y + B h in the columns of each target.
+
+    A row without an adapter, or columns whose target its adapter does not have, keep the bits of y. z may overlay y.
+    """
+
+    op = "lora_expand"
+    targets: tuple[str, ...]
+    sizes: tuple[int, ...]  # columns of each target, side by side in y
+
+
 # ---- fused kinds; each is bit-equal to its expansion
 
 

@@ -1,7 +1,7 @@
 """plan: places every temp in the arena and puts barriers where one thread could touch bytes of another.
 
 Liveness of a value: half-open [index of the node that defines it, index after its last reader); outputs live to the
-end. Values that live together never share bytes, except that linear_add may overlay a residual which dies there.
+end. Values that live together never share bytes, except that an out may overlay what is added to, which dies there.
 """
 
 from __future__ import annotations
@@ -95,13 +95,17 @@ def lifetimes(graph: Graph) -> dict[Value, tuple[int, int]]:
     return lives
 
 
+_ADDS_TO: dict[type[ops.Attrs], int] = {ops.LinearAdd: 2, ops.LoraExpand: 1}
+"""Which of its ins an operation may overlay by its out."""
+
+
 def overlays(graph: Graph) -> dict[Value, Value]:
-    """{out: residual} of each linear_add whose residual is read for the last time there."""
+    """{out: in} where an operation may write over what it adds to, and nothing reads that later."""
     lives = lifetimes(graph)
     found = {}
     for i, node in enumerate(graph.nodes):
-        if isinstance(node.attrs, ops.LinearAdd):
-            residual, (y,) = node.ins[2], node.outs
+        if type(node.attrs) in _ADDS_TO:
+            residual, (y,) = node.ins[_ADDS_TO[type(node.attrs)]], node.outs
             if residual.base is None and residual.kind is y.kind is Kind.TEMP and lives[residual][1] == i + 1:
                 found[y] = residual
     return found

@@ -322,6 +322,20 @@ def _gather_rows(graph: Graph, node: Node, _: Any) -> str | None:
     return _first([(shapes, "shapes disagree"), (rows.dtype is DType.I32, "rows are int32"), _f32(x, y)])
 
 
+def _lora_shrink(graph: Graph, node: Node, a: ops.LoraShrink) -> str | None:
+    (x, adapters), (h,) = node.ins, node.outs
+    shapes = x.rows == adapters.rows == h.rows == T and h.cols == len(a.targets) * a.rank
+    return _first([(shapes, "shapes disagree"), (adapters.dtype is DType.I32, "adapters are int32"), _f32(x, h)])
+
+
+def _lora_expand(graph: Graph, node: Node, a: ops.LoraExpand) -> str | None:
+    (h, y, adapters), (z,) = node.ins, node.outs
+    shapes = _same(y, z) and h.rows == adapters.rows == y.rows == T and y.cols == sum(a.sizes)
+    split = len(a.targets) == len(a.sizes) and h.cols % len(a.targets) == 0
+    return _first([(shapes and split, "shapes disagree"), (adapters.dtype is DType.I32, "adapters are int32"),
+                   _f32(h, y, z)])  # fmt: skip
+
+
 def _sample(graph: Graph, node: Node, _: Any) -> str | None:
     (logits,) = node.ins
     () = node.outs
@@ -334,6 +348,7 @@ _CHECKS: dict[str, Callable[[Graph, Node, Any], str | None]] = {
     "attention": _attention, "act_mul": _act_mul, "act": _map, "scale": _map, "softcap": _map, "clamp": _map,
     "mul": _mul, "add": _add, "gather_rows": _gather_rows, "sample": _sample,
     "concat": _concat, "route": _route, "dispatch": _dispatch, "expert_linear": _expert_linear, "combine": _combine,
+    "lora_shrink": _lora_shrink, "lora_expand": _lora_expand,
     "norm_round": _norm_round, "linear_add": _linear_add, "linear_act_mul_round": _linear_act_mul_round,
     "rope_kv_write": _rope_kv_write, "attention_round": _attention_round,
 }  # fmt: skip
