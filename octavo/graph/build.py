@@ -81,9 +81,15 @@ class Builder:
         return self._out(ops.RmsNorm(eps, head_dim), (x, *vectors), x.rows, x.cols, "norm")
 
     def layer_norm(
-        self, x: Value, weight: str | None, bias: str | None, eps: float, head_dim: int | None = None, plus: float = 0
+        self,
+        x: Value,
+        weight: str | Sequence[str] | None,
+        bias: str | None,
+        eps: float,
+        head_dim: int | None = None,
+        plus: float = 0,
     ) -> Value:
-        """As rms_norm; a bias comes with a weight."""
+        """As rms_norm; a bias comes with a weight, which may be a tensor for each head."""
         vectors = [self._norm_vector(weight, x.cols, head_dim, plus)] if weight else []
         vectors += [self._norm_vector(bias, x.cols, head_dim)] if bias else []
         return self._out(ops.LayerNorm(eps, head_dim), (x, *vectors), x.rows, x.cols, "norm")
@@ -218,7 +224,9 @@ class Builder:
         name = "+".join(p.name if not p.plus else f"({p.name}+{p.plus:g})" for p in parts)
         return self._once(parts, Value(name, rows, cols, Kind.WEIGHT, parts=parts))
 
-    def _norm_vector(self, name: str, cols: int, head_dim: int | None, plus: float = 0) -> Value:
+    def _norm_vector(self, name: str | Sequence[str], cols: int, head_dim: int | None, plus: float = 0) -> Value:
+        if not isinstance(name, str):
+            return self.vector(dict.fromkeys(name, cols // len(name)), plus)
         rows, n, _ = self._source.rows_cols_format(name)
         return self.vector({name: head_dim if head_dim and rows * n == head_dim else cols}, plus)
 

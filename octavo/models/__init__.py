@@ -6,21 +6,54 @@ from octavo.graph.build import Builder
 from octavo.graph.ir import DType, Graph
 from octavo.graph.rounding import round_inputs
 from octavo.graph.verify import GraphError, verify
-from octavo.models import ernie4_5, llama, mistral, mixtral, phi3, qwen2, rope, seed_oss, smollm3
+from octavo.models import (
+    arcee,
+    cohere,
+    cohere2,
+    ernie4_5,
+    exaone4,
+    glm,
+    glm4,
+    granite,
+    llama,
+    mistral,
+    mixtral,
+    olmo,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    rope,
+    seed_oss,
+    smollm3,
+    stablelm,
+)
 from octavo.models.config import count
 from octavo.weights.spec import Checkpoint, CheckpointError, act_of, base_name, packed_format
 
 ARCHITECTURES = {
+    "ArceeForCausalLM": arcee.build,
+    "Cohere2ForCausalLM": cohere2.build,
+    "CohereForCausalLM": cohere.build,
     "Ernie4_5ForCausalLM": ernie4_5.build,
     "Ernie4_5_ForCausalLM": ernie4_5.build,
+    "Exaone4ForCausalLM": exaone4.build,
+    "Glm4ForCausalLM": glm4.build,
+    "GlmForCausalLM": glm.build,
+    "GraniteForCausalLM": granite.build,
     "LlamaForCausalLM": llama.build,
     "MinistralForCausalLM": mistral.build,
-    "MixtralForCausalLM": mixtral.build,
     "MistralForCausalLM": mistral.build,
+    "MixtralForCausalLM": mixtral.build,
+    "Olmo2ForCausalLM": olmo2.build,
+    "Olmo3ForCausalLM": olmo2.build,
+    "OlmoForCausalLM": olmo.build,
     "Phi3ForCausalLM": phi3.build,
     "Qwen2ForCausalLM": qwen2.build,
+    "Qwen3ForCausalLM": qwen3.build,
     "SeedOssForCausalLM": seed_oss.build,
     "SmolLM3ForCausalLM": smollm3.build,
+    "StableLmForCausalLM": stablelm.build,
 }
 """Name in config.json's `architectures` -> function that fills a Builder."""
 

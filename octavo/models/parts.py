@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from octavo.graph.build import Builder
@@ -29,10 +29,14 @@ class Shape(NamedTuple):
     mlp_bias: bool
     tied: bool
     rope: rope.Rotation
+    scale: float  # of attention scores
 
 
-def read(config: dict[str, Any], path: str) -> Shape:
-    """The Shape of a config; CheckpointError names what cannot be."""
+def read(config: dict[str, Any], path: str, eps: str = "rms_norm_eps", layer_type: str = "") -> Shape:
+    """The Shape of a config, whose norms have the key `eps`, of one layer type where rotations differ.
+
+    CheckpointError names what cannot be.
+    """
     heads, hidden = count(config, "num_attention_heads", path), count(config, "hidden_size", path)
     kv_heads = count(config, "num_key_value_heads", path, default=heads)
     head_dim = count(config, "head_dim", path, default=hidden // heads)
@@ -48,28 +52,31 @@ def read(config: dict[str, Any], path: str) -> Shape:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        eps=positive(config, "rms_norm_eps", path),
+        eps=positive(config, eps, path),
         act=activation(config, "hidden_act", path),
         qkv_bias=flag(config, "attention_bias", path),
         o_bias=flag(config, "attention_bias", path),
         mlp_bias=flag(config, "mlp_bias", path),
         tied=flag(config, "tie_word_embeddings", path),
-        rope=rope.read(config, head_dim, path),
+        rope=rope.read(config, head_dim, path, layer_type),
+        scale=head_dim**-0.5,
     )
 
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+_FULL, _SLIDING = rope.FULL, rope.SLIDING
 
 
-def windows(config: dict[str, Any], layers: int, path: str) -> list[int | None]:
+def windows(config: dict[str, Any], layers: int, path: str, period: int = 0) -> list[int | None]:
     """Tokens that a query of each layer sees, itself included: `sliding_window` where `layer_types` says so.
 
-    None: all. Without `layer_types` every layer has the window, where there is one. Raises CheckpointError.
+    None: all. Without `layer_types` all layers have the window, where there is one, but every period-th where period
+    is above 0; config.json may name another one, or a pattern of letters. Raises CheckpointError.
     """
     window = None if config.get("sliding_window") is None else count(config, "sliding_window", path)
     types = config.get("layer_types")
     if types is None:
-        return [window] * layers
+        sliding = _pattern(config, layers, path, period)
+        return [window if slides else None for slides in sliding]
     if not isinstance(types, list) or len(types) != layers:
         raise CheckpointError(
             f"{path}: config has layer_types = {types!r:.100}, expected one for each of {layers} layers"
@@ -80,6 +87,18 @@ def windows(config: dict[str, Any], layers: int, path: str) -> list[int | None]:
     if window is None and _SLIDING in types:
         raise CheckpointError(f"{path}: config has layers of type {_SLIDING} and no sliding_window")
     return [window if kind == _SLIDING else None for kind in types]
+
+
+def _pattern(config: dict[str, Any], layers: int, path: str, period: int) -> list[bool]:
+    pattern = config.get("sliding_window_pattern")
+    if not period or pattern is None or isinstance(pattern, int):
+        period = count(config, "sliding_window_pattern", path, default=period, least=0) if period else 0
+        return [not period or (i + 1) % period != 0 for i in range(layers)]
+    if not isinstance(pattern, str) or not pattern or set(pattern) - set("LG"):
+        raise CheckpointError(
+            f"{path}: config has sliding_window_pattern = {pattern!r:.100}, expected a number or L and G"
+        )
+    return [pattern[i % len(pattern)] == "L" for i in range(layers)]
 
 
 def upper_windows(config: dict[str, Any], layers: int, path: str) -> list[int | None]:
@@ -106,25 +125,46 @@ def kv_groups(b: Builder, c: Shape, kv_dtype: DType, windows: Sequence[int | Non
     return [groups[window] for window in windows]
 
 
-def attention(b: Builder, c: Shape, p: str, group: int, h: Value, rotated: bool = True) -> Value:
+Norm = Callable[[Value, str], Value]
+"""Of all heads of queries or keys; the string is the module: its weight has the name string + ".weight"."""
+
+
+def attention(
+    b: Builder, c: Shape, p: str, group: int, h: Value, rotated: bool = True, norm: Norm | None = None
+) -> Value:
     # h[T, hidden] -> y[T, hidden]
+    y = attend(b, c, p, group, qkv(b, c, p, h), rotated, norm)
+    return b.linear(y, {p + "o_proj": c.hidden}, c.o_bias, "o")
+
+
+def qkv(b: Builder, c: Shape, p: str, h: Value) -> Value:
+    # h[T, hidden] -> qkv[T, (heads + 2 kv_heads) D]
     q_cols, kv_cols = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    qkv = b.linear(h, {p + "q_proj": q_cols, p + "k_proj": kv_cols, p + "v_proj": kv_cols}, c.qkv_bias, "qkv")
-    return b.linear(attend(b, c, group, qkv, rotated), {p + "o_proj": c.hidden}, c.o_bias, "o")
+    return b.linear(h, {p + "q_proj": q_cols, p + "k_proj": kv_cols, p + "v_proj": kv_cols}, c.qkv_bias, "qkv")
 
 
-def attend(b: Builder, c: Shape, group: int, qkv: Value, rotated: bool = True) -> Value:
+def attend(
+    b: Builder, c: Shape, p: str, group: int, qkv: Value, rotated: bool = True, norm: Norm | None = None
+) -> Value:
     # qkv[T, (heads + 2 kv_heads) D] -> y[T, heads D]; queries and keys without positions where not rotated
     q, k, v = b.split(qkv, c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim)
+    if norm:
+        q, k = norm(q, p + "q_norm"), norm(k, p + "k_norm")
     if rotated:
         q, k = (b.rope(x, c.head_dim, *c.rope, name=name) for x, name in ((q, "q"), (k, "k")))
-    return b.attention(q, k, v, group, c.head_dim**-0.5)
+    return b.attention(q, k, v, group, c.scale)
 
 
 def mlp(b: Builder, c: Shape, p: str, h: Value) -> Value:
     # h[T, hidden] -> y[T, hidden]
     gate_up = b.linear(h, {p + "gate_proj": c.intermediate, p + "up_proj": c.intermediate}, c.mlp_bias, "gate_up")
     return b.linear(gated(b, c, gate_up), {p + "down_proj": c.hidden}, c.mlp_bias, "down")
+
+
+def joined_mlp(b: Builder, c: Shape, p: str, h: Value) -> Value:
+    # h[T, hidden] -> y[T, hidden]
+    gate_up = b.linear(h, {p + "gate_up_proj": 2 * c.intermediate}, name="gate_up")
+    return b.linear(gated(b, c, gate_up), {p + "down_proj": c.hidden}, name="down")
 
 
 def gated(b: Builder, c: Shape, gate_up: Value) -> Value:

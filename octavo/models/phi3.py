@@ -30,8 +30,7 @@ def layer(b: Builder, c: parts.Shape, p: str, group: int, x: Value) -> Value:
     # one layer: x[T, hidden] -> x[T, hidden]
     h = b.rms_norm(x, p + "input_layernorm.weight", c.eps)
     qkv = b.linear(h, {p + "self_attn.qkv_proj": (c.heads + 2 * c.kv_heads) * c.head_dim}, name="qkv")
-    y = parts.attend(b, c, group, qkv)
+    y = parts.attend(b, c, p + "self_attn.", group, qkv)
     x = b.add(x, b.linear(y, {p + "self_attn.o_proj": c.hidden}, name="o"))
     h = b.rms_norm(x, p + "post_attention_layernorm.weight", c.eps)
-    gate_up = b.linear(h, {p + "mlp.gate_up_proj": 2 * c.intermediate}, name="gate_up")
-    return b.add(x, b.linear(parts.gated(b, c, gate_up), {p + "mlp.down_proj": c.hidden}, name="down"))
+    return b.add(x, parts.joined_mlp(b, c, p + "mlp.", h))

@@ -17,12 +17,18 @@ class Rotation(NamedTuple):
     scale: float = 1.0  # of cos and sin: the attention factor of YaRN and LongRoPE
 
 
-def read(config: dict[str, Any], head_dim: int, path: str) -> Rotation:
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Layer types that may have rotations of their own."""
+
+
+def read(config: dict[str, Any], head_dim: int, path: str, layer_type: str = "") -> Rotation:
     """The rotation of a config in the older layout (rope_theta, rope_scaling) or the newer one (rope_parameters).
 
+    Of one layer type, where a family has several. In the older layout those within a window have no scaling and
+    perhaps another base, `rope_local_base_freq`.
     Raises CheckpointError: a scaling that is not served, a parameter that is missing or cannot be.
     """
-    rope = _parameters(config, path)
+    rope = _parameters(config, path, layer_type)
     kind = _kind(rope, path)
     theta = positive(rope, "rope_theta", path, default=10000.0)
     share = positive(rope, "partial_rotary_factor", path, default=1.0)
@@ -44,7 +50,7 @@ def positions(config: dict[str, Any], path: str) -> tuple[int, bool]:
     Dynamic NTK and LongRoPE change all frequencies as soon as a sequence is longer than `original` positions, so cached
     keys would be wrong from there on. Up to there they are tables like any other, and only this far are they served.
     """
-    rope, made_for = _parameters(config, path), count(config, "max_position_embeddings", path)
+    rope, made_for = _parameters(config, path, FULL), count(config, "max_position_embeddings", path)
     if _kind(rope, path) not in ("dynamic", "longrope"):
         return made_for, False
     return min(made_for, count(rope, _ORIGINAL, path, default=made_for)), True
@@ -54,7 +60,7 @@ _ORIGINAL = "original_max_position_embeddings"
 _UNSERVED = ("mrope_section", "short_mscale", "long_mscale", "llama_4_scaling_beta")
 
 
-def _parameters(config: dict[str, Any], path: str) -> dict[str, Any]:
+def _parameters(config: dict[str, Any], path: str, layer_type: str) -> dict[str, Any]:
     """All keys of both layouts in one dictionary."""
     scaling, newer = config.get("rope_scaling") or {}, config.get("rope_parameters") or {}
     for name, value in (("rope_scaling", scaling), ("rope_parameters", newer)):
@@ -62,12 +68,18 @@ def _parameters(config: dict[str, Any], path: str) -> dict[str, Any]:
             raise CheckpointError(f"{path}: config has {name} = {value!r:.100}, expected an object")
     if scaling and newer and scaling != newer:
         raise CheckpointError(f"{path}: config has a rope_scaling and another rope_parameters")
+    outside = ("rope_theta", "partial_rotary_factor", "max_position_embeddings", _ORIGINAL)
+    found = {key: config.get(key) for key in outside}
     rope = scaling or newer
+    if layer_type and isinstance(rope.get(layer_type), dict):
+        rope = {**{key: v for key, v in rope.items() if key not in (FULL, SLIDING)}, **rope[layer_type]}
+    elif layer_type == SLIDING:
+        bases = (config.get("rope_local_base_freq"), rope.get("rope_theta"), found["rope_theta"])
+        rope, found["rope_theta"] = {}, next((base for base in bases if base is not None), None)
     for key, value in rope.items():
         if isinstance(value, dict) or (key in _UNSERVED and value is not None):
             raise CheckpointError(f"{path}: config has rope parameters with {key}, which is not supported")
-    outside = ("rope_theta", "partial_rotary_factor", "max_position_embeddings", _ORIGINAL)
-    return {**{key: config.get(key) for key in outside}, **{key: v for key, v in rope.items() if v is not None}}
+    return {**found, **{key: v for key, v in rope.items() if v is not None}}
 
 
 def _kind(rope: dict[str, Any], path: str) -> str:
