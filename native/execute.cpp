@@ -145,6 +145,15 @@ void Program::execute(const Node& n, const Step& step, int worker) {
       break;
     case Op::LoraShrink: lora_shrink(n, step); break;
     case Op::LoraExpand: lora_expand(n, step, worker); break;
+    case Op::GatherCols: {
+      const float* order = vector_of(n);
+      for (int r = mine.begin; r < mine.end; r++) {
+        const float* x = f32(n.a, plan) + r * ld(n.a);
+        float* y = f32(n.out, plan) + r * ld(n.out);
+        for (int c = 0; c < n.out.cols; c++) y[c] = x[static_cast<int>(order[c])];
+      }
+      break;
+    }
     case Op::Sample: sample(n, step, worker); break;
   }
 }

@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
@@ -12,7 +13,7 @@ namespace {
 constexpr const char* kNames[kOps] = {
     "embed",       "rms_norm",    "round",         "norm_round", "linear",  "linear_add", "linear_act_mul_round",
     "rope",        "kv_write",    "rope_kv_write", "attention",  "act_mul", "add",        "gather_rows",
-    "lora_shrink", "lora_expand", "sample",
+    "gather_cols", "lora_shrink", "lora_expand",   "sample",
 };
 constexpr int kMaxHeadDim = 256;  // attention keeps one head of a row tile in a fixed buffer
 constexpr float kLog2e = 1.44269504f;
@@ -78,6 +79,7 @@ class NodeCheck {
       case Op::GatherRows: return gather();
       case Op::LoraShrink:
       case Op::LoraExpand: return lora();
+      case Op::GatherCols: return gather_cols();
       case Op::Sample: return sample();
     }
   }
@@ -228,6 +230,15 @@ class NodeCheck {
     const ValueSpec& y = f32(node_.out, "output", expands ? n : low.cols);
     need(!x.logit_rows && !y.logit_rows, "works on rows of tokens");
     if (expands) need(!f32(node_.b, "what is added to", n).logit_rows, "works on rows of tokens");
+  }
+  void gather_cols() const {
+    const int cols = node_.out.cols;
+    same_rows(f32(node_.a, "input", cols), f32(node_.out, "output", cols));
+    vector(cols);
+    const WeightSpec& w = weight(node_.vector);
+    const auto* order = reinterpret_cast<const float*>(w.memory->data() + w.offset);
+    const auto inside = [cols](float i) { return i >= 0 && i < static_cast<float>(cols) && i == std::floor(i); };
+    need(cols < (1 << 24) && std::all_of(order, order + cols, inside), w.name + " holds what is no column");
   }
   void sample() const {
     need(f32(node_.a, "logits", spec_.limits.vocab).logit_rows && node_.a.start == 0,

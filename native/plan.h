@@ -31,11 +31,12 @@ enum class Op : uint8_t {
   ActMul,
   Add,
   GatherRows,
+  GatherCols,
   LoraShrink,
   LoraExpand,
   Sample,
 };
-constexpr int kOps = 17;
+constexpr int kOps = 18;
 const char* op_name(Op op);
 Op op_of(const std::string& name);  // throws std::invalid_argument naming it
 
@@ -96,7 +97,7 @@ struct Node {
   int layer = -1;            // for traces
   Operand a, b, c, out;      // q, k, v; gate, up; x, residual
   std::vector<int> weights;  // parts, side by side in the output; for LinearActMulRound gate and up
-  int vector = -1;           // norm weight, bias or sinks: a weight of one row
+  int vector = -1;           // norm weight, bias, sinks or order of columns: a weight of one row
   float eps = 0, scale = 0;
   int heads = 0, group = -1, group_layer = -1;
   int window = 0;             // AttnArgs

@@ -43,6 +43,9 @@ class Source:
     def __init__(self, model: InMemory) -> None:
         self._model = model
 
+    def order(self, name: str) -> str:
+        return ""
+
     def rows_cols_format(self, name: str) -> tuple[int, int, str]:
         shape = self._model.info(name).shape
         return (1, shape[0], "f32") if len(shape) == 1 else (*shape, "bf16")  # type: ignore[return-value]

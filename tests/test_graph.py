@@ -32,6 +32,9 @@ class Shapes:
         self.shapes: dict[str, tuple[int, int]] = {}
         self.default, self.formats = default, formats
 
+    def order(self, name: str) -> str:
+        return ""
+
     def rows_cols_format(self, name: str) -> tuple[int, int, str]:
         rows, cols = self.shapes[name]
         return rows, cols, self.formats.get(name.split(".")[0], self.default)

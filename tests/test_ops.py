@@ -85,6 +85,9 @@ class Shapes:
     def __init__(self, **shapes: tuple[int, int]) -> None:
         self.shapes = shapes
 
+    def order(self, name: str) -> str:
+        return ""
+
     def rows_cols_format(self, name: str) -> tuple[int, int, str]:
         return *self.shapes[name], "f32"
 

@@ -68,7 +68,11 @@ class Builder {
     Node& gather = add(Op::GatherRows, -1);
     gather.a = x;
     gather.out = rows;
-    norm(rows, r, -1);
+    Node& turned = add(Op::GatherCols, -1);
+    turned.a = rows;
+    turned.out = value("turned", Act::F32, kHidden, true);
+    turned.vector = order();
+    norm(turned.out, r, -1);
     linear(Op::Linear, r, {table}, logits, -1);
     add(Op::Sample, -1).a = logits;
   }
@@ -83,6 +87,13 @@ class Builder {
     node.group = 0;
     node.group_layer = layer;
     node.head_dim = kHeadDim;
+  }
+  int order() {
+    const size_t at = place(kHidden * 4);
+    for (int i = 0; i < kHidden; i++)
+      reinterpret_cast<float*>(memory_->data() + at)[i] = static_cast<float>(kHidden - 1 - i);
+    spec.weights.push_back({"order", memory_, at, Format::F32, 1, kHidden});
+    return static_cast<int>(spec.weights.size()) - 1;
   }
   void norm(Operand x, Operand y, int layer) {
     const size_t at = place(kHidden * 4);
@@ -241,6 +252,8 @@ void test_refusals() {
   CHECK(refused([](ProgramSpec& s) { first(s, Op::RopeKvWrite).group_layer = kLayers; }));
   CHECK(refused([](ProgramSpec& s) { first(s, Op::Attention).heads = 3; }));
   CHECK(refused([](ProgramSpec& s) { first(s, Op::GatherRows).out = first(s, Op::GatherRows).a; }));
+  CHECK(refused([](ProgramSpec& s) { first(s, Op::GatherCols).vector = first(s, Op::NormRound).vector; }));
+  CHECK(refused([](ProgramSpec& s) { first(s, Op::GatherCols).a = first(s, Op::Embed).out; }));
   CHECK(refused([](ProgramSpec& s) { first(s, Op::Sample).a = first(s, Op::Embed).out; }));
 }
 

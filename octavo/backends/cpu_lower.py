@@ -227,6 +227,11 @@ def _lora_expand(low: _Lowering, native: _native.Node, node: Node, a: ops.LoraEx
     native.targets = [low.targets[name] for name in a.targets]
 
 
+def _gather_cols(low: _Lowering, native: _native.Node, node: Node, _: ops.GatherCols) -> None:
+    x, order = node.ins
+    native.a, native.vector, native.out = low.operand(x), low.vector(order), low.operand(node.outs[0])
+
+
 def _sample(low: _Lowering, native: _native.Node, node: Node, _: ops.Sample) -> None:
     native.a = low.operand(node.ins[0])
 
@@ -259,5 +264,6 @@ _FILL: dict[type[ops.Attrs], Callable[[_Lowering, _native.Node, Node, Any], None
     ops.GatherRows: _gather_rows,
     ops.LoraShrink: _lora_shrink,
     ops.LoraExpand: _lora_expand,
+    ops.GatherCols: _gather_cols,
     ops.Sample: _sample,
 }

@@ -279,7 +279,7 @@ def _lora_expand(run: Interpreter, node: Node, a: ops.LoraExpand) -> F64:
 _TOLERANCES: dict[str, Callable[[Interpreter, Node, Any], F64]] = {
     "embed": _embed, "rms_norm": _rms_norm, "layer_norm": _layer_norm, "round": _exact, "linear": _linear,
     "rope": _rope, "attention": _attention, "act_mul": _act_mul, "act": _act, "scale": _scale, "softcap": _softcap,
-    "clamp": _exact, "mul": _scale, "add": _exact, "gather_rows": _exact,
+    "clamp": _exact, "mul": _scale, "add": _exact, "gather_rows": _exact, "gather_cols": _exact,
     "lora_shrink": _lora_shrink, "lora_expand": _lora_expand,
 }  # fmt: skip
 

@@ -256,6 +256,12 @@ def _add(run: Interpreter, node: Node, _: ops.Add) -> F32:
     return y
 
 
+def _gather_cols(run: Interpreter, node: Node, _: ops.GatherCols) -> F32:
+    x, order = map(run.get, node.ins)
+    y: F32 = x[:, order.ravel().astype(np.int64)]
+    return y
+
+
 def _concat(run: Interpreter, node: Node, a: ops.Concat) -> F32:
     return meaning.concat([run.get(v) for v in node.ins], a.heads)
 
@@ -325,7 +331,7 @@ _OPS: dict[str, Callable[[Interpreter, Node, Any], NDArray[Any] | None]] = {
     "attention": _attention, "act_mul": _act_mul, "act": _act, "scale": _scale, "softcap": _softcap,
     "clamp": _clamp, "mul": _mul, "add": _add, "gather_rows": _gather_rows, "sample": _sample,
     "concat": _concat, "route": _route, "dispatch": _dispatch, "expert_linear": _expert_linear, "combine": _combine,
-    "lora_shrink": _lora_shrink, "lora_expand": _lora_expand,
+    "gather_cols": _gather_cols, "lora_shrink": _lora_shrink, "lora_expand": _lora_expand,
 }  # fmt: skip
 
 

@@ -17,6 +17,13 @@ class Source(Protocol):
         """(out, in, packed format) of a matrix; (1, n, "f32") of a vector. Raises where the tensor is missing."""
         ...
 
+    def order(self, name: str) -> str:
+        """The vector [in] of the inputs to which the columns of a matrix belong, "" where they are not sorted.
+
+        Matrices that are sorted in the same way have the same.
+        """
+        ...
+
 
 class Builder:
     """Builds one graph. `layer` is stamped on every node; set it to -1 outside of the layers.
@@ -30,6 +37,7 @@ class Builder:
         self._source = source
         self._shared: dict[object, Value] = {}
         self._names: set[str] = set()
+        self._gathered: dict[object, Value] = {}
 
     # ---- values
 
@@ -44,7 +52,7 @@ class Builder:
             got_rows, got_cols, packed = self._source.rows_cols_format(name)
             if (got_rows, got_cols) != (rows, cols):
                 raise GraphError(f"{name} has shape ({got_rows}, {got_cols}), the config asks for ({rows}, {cols})")
-            parts.append(WeightPart(name, rows, packed))
+            parts.append(WeightPart(name, rows, packed, order=self._source.order(name)))
         return self._weight(Dim(sum(names.values())), cols, tuple(parts))
 
     def vector(self, names: Mapping[str, int], plus: float = 0.0) -> Value:
@@ -111,7 +119,11 @@ class Builder:
         """
         end = ".T" if transposed else ""
         weight = self.matrix({_tensor(m, "weight") + end: n for m, n in modules.items()}, x.cols)
+        if len({part.order for part in weight.parts}) > 1:  # each reads the inputs in an order of its own
+            each = [self.linear(x, {m: n}, bias, name, transposed) for m, n in modules.items()]
+            return self.concat(*each, name=name)
         biases = (self.vector({_tensor(m, "bias"): n for m, n in modules.items()}),) if bias else ()
+        x = self._sorted(x, weight)
         return self._out(ops.Linear(), (x, weight, *biases), x.rows, sum(modules.values()), name)
 
     def logits(
@@ -119,6 +131,7 @@ class Builder:
     ) -> Value:
         """Of each row, an output: scale * (x weight^T + bias), then capped where softcap > 0."""
         biases = (self.vector({bias: weight.rows.coef}),) if bias else ()
+        x = self._sorted(x, weight)
         y = self._out(ops.Linear(), (x, weight, *biases), x.rows, weight.rows.coef, "logits")
         y = y if scale == 1 else self.scale(y, scale, "logits")
         y = self.softcap(y, softcap, "logits") if softcap else y
@@ -216,6 +229,17 @@ class Builder:
         self._node(ops.Sample(), (logits,), ())
 
     # ---- internals
+
+    def _sorted(self, x: Value, weight: Value) -> Value:
+        """The columns of x as those of the weight are sorted; made once for all weights of that order."""
+        order = weight.parts[0].order
+        if not order:
+            return x
+        key = (x.root, x.start, x.cols, order)
+        if key not in self._gathered:
+            vector = self.vector({order: x.cols})
+            self._gathered[key] = self._out(ops.GatherCols(), (x, vector), x.rows, x.cols, "sorted")
+        return self._gathered[key]
 
     def _once(self, key: object, value: Value) -> Value:
         return self._shared.setdefault(key, value)

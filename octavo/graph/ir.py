@@ -60,6 +60,7 @@ class WeightPart(NamedTuple):
     rows: int
     format: str  # a name of weights.formats: f32, f16, bf16, w8, w4, w4f
     plus: float = 0.0  # added to every value of a vector, in float32
+    order: str = ""  # the vector that says which input each column belongs to, where they are sorted
 
 
 @dataclass(eq=False)  # identity is the meaning

@@ -191,6 +191,16 @@ class Clamp(Attrs):
 
 
 @dataclass(frozen=True)
+class GatherCols(Attrs):
+    """(x f32[n,K], order[1,K]) -> y f32[n,K]: y[:,i] = x[:,order[i]], for weights whose columns are sorted (act-order).
+
+    order holds each of 0 .. K-1, exact in float32.
+    """
+
+    op = "gather_cols"
+
+
+@dataclass(frozen=True)
 class Concat(Attrs):
     """(a[n,heads*A], b[n,heads*B], ...) -> y[n,heads*(A+B+...)]: side by side within each head."""
 

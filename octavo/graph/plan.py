@@ -137,7 +137,7 @@ class _Access(NamedTuple):
 _MAPS = (ops.Act, ops.Scale, ops.Softcap, ops.Clamp)
 """Element by element, out of one value of the same shape: may lie on it."""
 
-_BY_ROWS = (ops.RmsNorm, ops.LayerNorm, ops.Add, ops.ActMul, ops.Mul, *_MAPS)
+_BY_ROWS = (ops.RmsNorm, ops.LayerNorm, ops.Add, ops.ActMul, ops.Mul, ops.GatherCols, *_MAPS)
 """Each thread takes the same rows of ins and outs: equal parts of n rows, by one rule for all of these."""
 
 _OUT_BY_ROWS = (ops.Embed, ops.GatherRows)

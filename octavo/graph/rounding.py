@@ -10,7 +10,7 @@ from octavo.graph.ir import DType, Graph, Kind, Node, Value
 
 _PRECISION = (DType.A8, DType.BF16, DType.F32)
 _OF_ATTENTION = (ops.Rope, ops.KvWrite, ops.Attention)
-_BETWEEN = (ops.RmsNorm, ops.LayerNorm, ops.Scale, ops.Clamp)
+_BETWEEN = (ops.RmsNorm, ops.LayerNorm, ops.Scale, ops.Clamp, ops.Concat)
 """What may stand between a linear and them."""
 
 

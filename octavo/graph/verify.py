@@ -9,6 +9,9 @@ from typing import Any
 from octavo.graph import ops
 from octavo.graph.ir import Dim, DType, Graph, Kind, Node, R, T, Value
 
+_SORTED = (ops.Linear, ops.LinearAdd, ops.LinearActMulRound)
+"""Operations whose inputs the builder sorts as the columns of the weight are."""
+
 FLOATS = (DType.F32, DType.BF16, DType.A8)
 ROUNDED = (DType.BF16, DType.A8)
 
@@ -45,6 +48,10 @@ def _verify_node(graph: Graph, node: Node, defined: set[int], written: set[int])
             need(id(root) in defined, f"%{root.name} is read before it is defined")
         if root.kind is Kind.WEIGHT:
             _verify_weight(v, need)
+            sorted_ = any(part.order for part in root.parts)
+            need(
+                not sorted_ or isinstance(node.attrs, _SORTED), f"reads %{v.name}, whose columns are sorted (act-order)"
+            )
     for v in node.outs:
         need(v.base is None and v.kind in (Kind.TEMP, Kind.OUTPUT), f"%{v.name} cannot be written")
         need(id(v) not in defined, f"%{v.name} is defined twice")
@@ -265,6 +272,12 @@ def _add(graph: Graph, node: Node, _: Any) -> str | None:
     return _first([(_same(a, b, y), "shapes disagree"), _f32(a, b, y)])
 
 
+def _gather_cols(graph: Graph, node: Node, _: Any) -> str | None:
+    (x, order), (y,) = node.ins, node.outs
+    row = order.kind is Kind.WEIGHT and (order.rows, order.cols) == (Dim(1), x.cols)
+    return _first([(_same(x, y) and row, "shapes disagree"), _f32(x, y), (x.cols < 2**24, "too many columns")])
+
+
 def _concat(graph: Graph, node: Node, a: ops.Concat) -> str | None:
     (y,) = node.outs
     rows = all(x.rows == y.rows and x.cols % a.heads == 0 for x in node.ins) and len(node.ins) > 1
@@ -348,7 +361,7 @@ _CHECKS: dict[str, Callable[[Graph, Node, Any], str | None]] = {
     "attention": _attention, "act_mul": _act_mul, "act": _map, "scale": _map, "softcap": _map, "clamp": _map,
     "mul": _mul, "add": _add, "gather_rows": _gather_rows, "sample": _sample,
     "concat": _concat, "route": _route, "dispatch": _dispatch, "expert_linear": _expert_linear, "combine": _combine,
-    "lora_shrink": _lora_shrink, "lora_expand": _lora_expand,
+    "gather_cols": _gather_cols, "lora_shrink": _lora_shrink, "lora_expand": _lora_expand,
     "norm_round": _norm_round, "linear_add": _linear_add, "linear_act_mul_round": _linear_act_mul_round,
     "rope_kv_write": _rope_kv_write, "attention_round": _attention_round,
 }  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from octavo.graph.build import Builder
 from octavo.graph.ir import DType, Graph
 from octavo.graph.rounding import round_inputs
@@ -29,7 +31,7 @@ from octavo.models import (
     stablelm,
 )
 from octavo.models.config import count
-from octavo.weights.spec import Checkpoint, CheckpointError, act_of, base_name, packed_format
+from octavo.weights.spec import ORDER, Checkpoint, CheckpointError, act_of, base_name, packed_format
 
 ARCHITECTURES = {
     "ArceeForCausalLM": arcee.build,
@@ -108,6 +110,14 @@ class _Source:
     def __init__(self, checkpoint: Checkpoint, activations: str) -> None:
         self._checkpoint = checkpoint
         self._activations = activations
+        self._orders: dict[bytes, str] = {}  # digest -> the first vector of this content
+
+    def order(self, name: str) -> str:
+        order = self._checkpoint.info(name).order
+        if order is None:
+            return ""
+        digest = hashlib.blake2b(order.tobytes(), digest_size=16).digest()
+        return self._orders.setdefault(digest, f"{base_name(name)}{ORDER}")
 
     def rows_cols_format(self, name: str) -> tuple[int, int, str]:
         info = self._checkpoint.info(name)

@@ -73,6 +73,8 @@ class Addressed:
         if base == name:
             return info
         part = self._part(name)
+        if part.transposed and info.order is not None:
+            raise CheckpointError(f"{info.file}: {base} has sorted columns (act-order): it cannot be transposed")
         return info._replace(shape=part.shape, source=_source(info, part))
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> SourceTensor:
@@ -108,7 +110,8 @@ class Addressed:
         found = self._checkpoint.read(base, first, last)
         if last - first == len(rows) and (np.diff(rows) == 1).all():
             return found
-        return found._replace(data=found.data[rows - first])
+        factor = None if found.factor is None else found.factor[rows - first]
+        return found._replace(data=found.data[rows - first], factor=factor)
 
     def _transposed(self, base: str, part: _Part) -> NDArray[np.uint8]:
         found, source = self._some_rows(base, part.rows), self._checkpoint.info(base).source
@@ -116,7 +119,7 @@ class Addressed:
         if source in _PLAIN:
             values: NDArray[Any] = np.ascontiguousarray(found.data).view(_PLAIN[source])
         else:
-            values = dequantise(source, found.data, cols)
+            values = dequantise(source, found.data, cols, found.factor)
         turned = values.reshape(-1, part.transposed, cols).swapaxes(1, 2).reshape(-1, part.transposed)
         return np.ascontiguousarray(turned[part.after]).view(np.uint8)
 
@@ -159,4 +162,4 @@ class Addressed:
 
 
 def _source(info: TensorInfo, part: _Part) -> str:
-    return "F32" if part.transposed and info.source not in _PLAIN else info.source
+    return "F32D" if part.transposed and info.source not in _PLAIN else info.source

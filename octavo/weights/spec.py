@@ -28,12 +28,19 @@ def reading(path: str | Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: damaged, or not what such a file holds: {cause:.500}") from error
 
 
+ORDER = ".order"
+"""What follows the name of a matrix to name its `TensorInfo.order`."""
+
+
 class TensorInfo(NamedTuple):
     shape: tuple[int, ...]  # (out, in), or (n,) for vectors
     source: str  # format of its blocks, a name of weights.formats.BLOCKS
     file: str
     order: NDArray[np.int32] | None = None
-    """[in]: column i of the rows read belongs to input order[i] (columns sorted by quantisation group). None: i."""
+    """[in]: column i of the rows read belongs to input order[i] (columns sorted by quantisation group). None: i.
+
+    It can be read as a tensor of its own, float32, by the name of the matrix and ORDER.
+    """
 
 
 class SourceTensor(NamedTuple):

@@ -1,0 +1,89 @@
+"""Quantised checkpoints made by the field's own tools, against their dequantised weights in float32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octavo.backends.diff import make_step
+from octavo.backends.reference import ReferenceBackend, forward_logits
+from octavo.graph.fuse import count
+from octavo.models import ARCHITECTURES, build_graph
+from octavo.weights.checkpoint import open_checkpoint
+from tests.test_cpu_backend import logits_of, same_bits, table, with_rows
+from tests.test_fixtures import LIMITS, Case, native
+
+FIXTURES = [
+    "awq/awq_g128", "awq/awq_g64", "bitsandbytes/nf4_double", "compressed-tensors/fp8_block",
+    "compressed-tensors/fp8_dynamic", "compressed-tensors/fp8_static", "compressed-tensors/mxfp4a16",
+    "compressed-tensors/w4a16_g128_sym", "compressed-tensors/w4a16_g64_asym", "compressed-tensors/w8a16_channel",
+    "compressed-tensors/w8a8_int8_dynamic", "fp8-block/deepseek_v3_fp8_block", "fp8-block/llama_fp8_block",
+    "gptq/gptq_4b_g-1_sym_act0", "gptq/gptq_4b_g128_sym_act0", "gptq/gptq_4b_g32_asym_act0",
+    "gptq/gptq_4b_g64_asym_act0_v2", "gptq/gptq_4b_g64_sym_act1", "gptq/gptq_8b_g128_sym_act0", "mxfp4/gpt_oss_mxfp4",
+]  # fmt: skip
+LATER = {"fp8-block/deepseek_v3_fp8_block": "DeepseekV3ForCausalLM", "mxfp4/gpt_oss_mxfp4": "GptOssForCausalLM"}
+"""Fixtures of families that are not served yet."""
+
+
+@pytest.fixture(params=[name for name in FIXTURES if name not in LATER])
+def case(fixtures: Path, request: pytest.FixtureRequest) -> Case:
+    return Case(fixtures / "quant" / request.param)
+
+
+def test_the_list_of_fixtures_is_whole(fixtures: Path) -> None:
+    found = {str(path.parent.relative_to(fixtures / "quant")) for path in fixtures.glob("quant/*/*/config.json")}
+    assert found == set(FIXTURES)
+    for name, architecture in LATER.items():
+        assert json.loads((fixtures / "quant" / name / "config.json").read_text())["architectures"] == [architecture]
+        assert architecture not in ARCHITECTURES, f"{name} can be served now"
+
+
+def test_native_in_float32(case: Case) -> None:
+    """Whole and in chunks, with the same bits."""
+    program = native(build_graph(case.checkpoint, "f32"), case)
+    for i in range(3):
+        ids = case.whole(i)
+        logits = logits_of(program, ids, [len(ids)], table(len(ids)))
+        case.check(i, logits)
+        case.check_greedy(i, logits)
+        same_bits(logits, logits_of(program, ids, [1, len(ids) - 20, *[1] * 3, 16], table(len(ids))))
+
+
+def test_reference_in_float32(case: Case, request: pytest.FixtureRequest) -> None:
+    """The shortest prompt; in a long run also the next, in chunks."""
+    graph = build_graph(case.checkpoint, "f32")
+    weights = ReferenceBackend().pack(graph, case.checkpoint)
+    logits = forward_logits(graph, weights, case.whole(0))
+    case.check(0, logits)
+    case.check_greedy(0, logits)
+    if request.config.getoption("long"):
+        backend, ids = ReferenceBackend(), case.whole(1)
+        program = backend.compile(graph, weights, backend.make_state(graph, [20]), LIMITS)
+        found = []
+        for start, stop in ((0, 1), (1, 30), (30, len(ids))):
+            step = make_step([(ids[start:stop], start, list(range(20)))])
+            program.run(with_rows(step, np.arange(stop - start, dtype=np.int32)))
+            found.append(program.logits())
+        case.check(1, np.concatenate(found))
+        case.check_greedy(1, np.concatenate(found))
+
+
+def test_native_in_the_own_format(case: Case) -> None:
+    """int8 or bf16 activations, bf16 cache: against the tool's own rounded activations, where it has some."""
+    program = native(build_graph(case.checkpoint, "auto"), case)
+    for i in range(3):
+        if f"logits_actq_{i}" in case.expected:
+            case.expected = {**case.expected, f"logits_{i}": case.expected[f"logits_actq_{i}"]}
+        ids = case.whole(i)
+        logits = logits_of(program, ids, [len(ids)], table(len(ids)))
+        case.check(i, logits, max(0.5, 3 * case.meta.get("activation_quantisation_max_abs", 0.0)), 0.998)
+        case.check_greedy(i, logits, 0.5)
+
+
+def test_act_order_sorts_the_input_once_for_a_fused_weight(fixtures: Path) -> None:
+    graph = build_graph(open_checkpoint(fixtures / "quant/gptq/gptq_4b_g64_sym_act1"))
+    assert count(graph)["gather_cols"] == 4 * 2  # qkv, o, gate_up, down of two layers
+    assert count(graph)["linear"] == 4 * 2 + 1
