@@ -48,51 +48,67 @@ GEMM_TILE static void tile_a8(const uint8_t* w, const Activation& x, int row, fl
 }
 
 // ---------------------------------------------------------------- float weights, MR rows x 32 columns
+// Where so many sums do not fit the registers, 16 columns and then the others: all K of a tile are in L1 then.
+
+template <int MR> constexpr int kVectors = MR <= kMaxRowsWide ? 2 : 1;
 
 // Row r of a tile is reached from every third row by one of three offsets, so that few registers address all rows.
 template <class T> VEC_INLINE const T* row_of(const T* const* base, int64_t ld, int r) {
   return base[r / 3] + ld * (r % 3);
 }
 
+// y += x[MR][2 * pairs] * w[pairs][32][2]
 template <int MR>
 GEMM_TILE static void tile_bf16(const uint8_t* w, int pairs, const uint16_t* x, int64_t ld, float* y, bool fetch) {
-  f32x16 acc[MR][2];
-  GEMM_UNROLL for (int r = 0; r < MR; r++) acc[r][0] = acc[r][1] = zero();
+  constexpr int V = kVectors<MR>;
   const uint16_t* base[(MR + 2) / 3];
   GEMM_UNROLL for (int i = 0; i < (MR + 2) / 3; i++) base[i] = x + 3 * i * ld;
-  for (int p = 0; p < pairs; p++, w += 128) {
-    if (fetch) prefetch(w + kPrefetch), prefetch(w + kPrefetch + 64);
-    const i32x16 b0 = load_line(w), b1 = load_line(w + 64);
-    GEMM_UNROLL for (int r = 0; r < MR; r++) {
-      uint32_t pair;
-      memcpy(&pair, row_of(base, ld, r) + 2 * p, 4);
-      acc[r][0] = dot2_bf16(acc[r][0], b0, pair);
-      acc[r][1] = dot2_bf16(acc[r][1], b1, pair);
+  for (int c = 0; c < 2; c += V) {
+    f32x16 acc[MR][V];
+    GEMM_UNROLL for (int r = 0; r < MR; r++) GEMM_UNROLL for (int v = 0; v < V; v++) acc[r][v] =
+        load(y + r * 32 + (c + v) * 16);
+    const uint8_t* line = w + c * 64;
+    for (int p = 0; p < pairs; p++, line += 128) {
+      if (fetch) GEMM_UNROLL for (int v = 0; v < V; v++) prefetch(line + kPrefetch + v * 64);
+      i32x16 b[V];
+      GEMM_UNROLL for (int v = 0; v < V; v++) b[v] = load_line(line + v * 64);
+      GEMM_UNROLL for (int r = 0; r < MR; r++) {
+        uint32_t pair;
+        memcpy(&pair, row_of(base, ld, r) + 2 * p, 4);
+        GEMM_UNROLL for (int v = 0; v < V; v++) acc[r][v] = dot2_bf16(acc[r][v], b[v], pair);
+      }
     }
+    GEMM_UNROLL for (int r = 0; r < MR; r++) GEMM_UNROLL for (int v = 0; v < V; v++)
+        store(y + r * 32 + (c + v) * 16, acc[r][v]);
   }
-  GEMM_UNROLL for (int r = 0; r < MR; r++) store(y + r * 32, acc[r][0]), store(y + r * 32 + 16, acc[r][1]);
 }
 
 // y += x[MR][k] * w[k][32], F32 or F16
 template <Format F, int MR>
 GEMM_TILE static void tile_f32(const uint8_t* w, int k, const float* x, int64_t ld, float* y, bool fetch) {
-  constexpr int kStep = unit_bytes(F) / 64;
-  f32x16 acc[MR][2];
-  GEMM_UNROLL for (int r = 0; r < MR; r++) acc[r][0] = load(y + r * 32), acc[r][1] = load(y + r * 32 + 16);
+  constexpr int V = kVectors<MR>, kBytes = F == Format::F16 ? 2 : 4;
   const float* base[(MR + 2) / 3];
   GEMM_UNROLL for (int i = 0; i < (MR + 2) / 3; i++) base[i] = x + 3 * i * ld;
-  for (int i = 0; i < k; i++, w += kStep) {
-    if (fetch) GEMM_UNROLL for (int j = 0; j < kStep; j += 64) prefetch(w + kPrefetch + j);
-    f32x16 b0, b1;
-    if constexpr (F == Format::F16) b0 = load_f16((const uint16_t*)w), b1 = load_f16((const uint16_t*)w + 16);
-    else b0 = load((const float*)w), b1 = load((const float*)w + 16);
-    GEMM_UNROLL for (int r = 0; r < MR; r++) {
-      const f32x16 a = set1(row_of(base, ld, r)[i]);
-      acc[r][0] = fma(a, b0, acc[r][0]);
-      acc[r][1] = fma(a, b1, acc[r][1]);
+  for (int c = 0; c < 2; c += V) {
+    f32x16 acc[MR][V];
+    GEMM_UNROLL for (int r = 0; r < MR; r++) GEMM_UNROLL for (int v = 0; v < V; v++) acc[r][v] =
+        load(y + r * 32 + (c + v) * 16);
+    const uint8_t* line = w + c * 16 * kBytes;
+    for (int i = 0; i < k; i++, line += 32 * kBytes) {
+      if (fetch) GEMM_UNROLL for (int j = 0; j < V * 16 * kBytes; j += 64) prefetch(line + kPrefetch + j);
+      f32x16 b[V];
+      GEMM_UNROLL for (int v = 0; v < V; v++) {
+        if constexpr (F == Format::F16) b[v] = load_f16((const uint16_t*)line + v * 16);
+        else b[v] = load((const float*)line + v * 16);
+      }
+      GEMM_UNROLL for (int r = 0; r < MR; r++) {
+        const f32x16 a = set1(row_of(base, ld, r)[i]);
+        GEMM_UNROLL for (int v = 0; v < V; v++) acc[r][v] = fma(a, b[v], acc[r][v]);
+      }
     }
+    GEMM_UNROLL for (int r = 0; r < MR; r++) GEMM_UNROLL for (int v = 0; v < V; v++)
+        store(y + r * 32 + (c + v) * 16, acc[r][v]);
   }
-  GEMM_UNROLL for (int r = 0; r < MR; r++) store(y + r * 32, acc[r][0]), store(y + r * 32 + 16, acc[r][1]);
 }
 
 // ---------------------------------------------------------------- products: y[n][32] = rows [row, row + n) of one task
@@ -108,31 +124,51 @@ template <Format F> struct ProductA8 {
   }
 };
 
-struct ProductBf16 {
-  static constexpr int kRows = kMaxRowsWide;
-  template <int MR = kRows> static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
-    if constexpr (MR > 1)
-      if (n < MR) return run<MR - 1>(w, x, task, row, n, y);
-    tile_bf16<MR>(task_data(w, task), w.k_pad / 2, x.h + row * x.ld, x.ld, y, row == 0);
-  }
-};
+VEC_INLINE void clear(float* y, int n) {
+  for (int i = 0; i < 2 * n; i++) store(y + 16 * i, zero());
+}
 
-template <Format F, int MR = kMaxRowsWide>
+template <int MR = kMaxRowsFloat>
+VEC_INLINE void add_bf16(const uint8_t* w, int pairs, const uint16_t* x, int64_t ld, int n, float* y, bool fetch) {
+  if constexpr (MR > 1)
+    if (n < MR) return add_bf16<MR - 1>(w, pairs, x, ld, n, y, fetch);
+  tile_bf16<MR>(w, pairs, x, ld, y, fetch);
+}
+
+template <Format F, int MR = kMaxRowsFloat>
 VEC_INLINE void add_f32(const uint8_t* w, int k, const float* x, int64_t ld, int n, float* y, bool fetch) {
   if constexpr (MR > 1)
     if (n < MR) return add_f32<F, MR - 1>(w, k, x, ld, n, y, fetch);
   tile_f32<F, MR>(w, k, x, ld, y, fetch);
 }
 
-VEC_INLINE void clear(float* y, int n) {
-  for (int i = 0; i < 2 * n; i++) store(y + 16 * i, zero());
+// Calls add(k, depth, r, rows) for all tiles of n rows of a product over K = [0, k), kFloatDepth at a time.
+template <class Add> VEC_INLINE void for_tiles(int k, int n, Add add) {
+  for (int k0 = 0; k0 < k; k0 += kFloatDepth)
+    for (int r = 0; r < n; r += kMaxRowsFloat)
+      add(k0, k - k0 < kFloatDepth ? k - k0 : kFloatDepth, r, n - r < kMaxRowsFloat ? n - r : kMaxRowsFloat);
 }
 
-template <Format F> struct ProductF32 {
-  static constexpr int kRows = kMaxRowsWide;
+struct ProductBf16 {
+  static constexpr int kRows = kRowsFloat;
   static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
+    const uint8_t* data = task_data(w, task);
     clear(y, n);
-    add_f32<F>(task_data(w, task), w.k, x.f + row * x.ld, x.ld, n, y, row == 0);
+    for_tiles(w.k_pad, n, [&](int k, int depth, int r, int rows) __attribute__((always_inline)) {
+      add_bf16(data + k * 64, depth / 2, x.h + (row + r) * x.ld + k, x.ld, rows, y + r * 32, row + r == 0);
+    });
+  }
+};
+
+template <Format F> struct ProductF32 {
+  static constexpr int kRows = kRowsFloat;
+  static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
+    const uint8_t* data = task_data(w, task);
+    clear(y, n);
+    for_tiles(w.k, n, [&](int k, int depth, int r, int rows) __attribute__((always_inline)) {
+      add_f32<F>(data + k * (unit_bytes(F) / 64), depth, x.f + (row + r) * x.ld + k, x.ld, rows, y + r * 32,
+                 row + r == 0);
+    });
   }
 };
 
@@ -148,8 +184,8 @@ template <Format F, Act A> struct ProductDecoded {
       int64_t ld = x.ld;
       if constexpr (A != Act::F32) decode_rows<A>(x, row, n, k0, xf), xp = xf, ld = kDepth;
       const int k = w.k - k0 < kDepth ? w.k - k0 : kDepth;
-      for (int r = 0; r < n; r += kMaxRowsWide) {
-        const int rows = n - r < kMaxRowsWide ? n - r : kMaxRowsWide;
+      for (int r = 0; r < n; r += kMaxRowsFloat) {
+        const int rows = n - r < kMaxRowsFloat ? n - r : kMaxRowsFloat;
         add_f32<Format::F32>((const uint8_t*)wf, k, xp + r * ld, ld, rows, y + r * 32, false);
       }
     }

@@ -41,30 +41,34 @@ VEC_INLINE void decode_group(const uint8_t* task, size_t panel_bytes, int group,
 // y[r * 32 ..] += one group of rows [row, row + MR): x at the group's first column, t the sums of the group's columns
 template <Format F, int MR>
 GEMM_TILE static void tile_group(const DecodedGroup& w, const uint16_t* x, int64_t ld, const float* t, float* y) {
-  f32x16 dot[MR][2];
-  GEMM_UNROLL for (int r = 0; r < MR; r++) dot[r][0] = dot[r][1] = zero();
+  constexpr int V = kVectors<MR>;
   const uint16_t* base[(MR + 2) / 3];
   GEMM_UNROLL for (int i = 0; i < (MR + 2) / 3; i++) base[i] = x + 3 * i * ld;
-  for (int p = 0; p < 16; p++) {
-    const i32x16 b0 = load_line(w.lines + p * 128), b1 = load_line(w.lines + p * 128 + 64);
-    GEMM_UNROLL for (int r = 0; r < MR; r++) {
-      uint32_t pair;
-      memcpy(&pair, row_of(base, ld, r) + 2 * p, 4);
-      dot[r][0] = dot2_bf16(dot[r][0], b0, pair);
-      dot[r][1] = dot2_bf16(dot[r][1], b1, pair);
+  for (int c = 0; c < 2; c += V) {
+    f32x16 dot[MR][V];
+    GEMM_UNROLL for (int r = 0; r < MR; r++) GEMM_UNROLL for (int v = 0; v < V; v++) dot[r][v] = zero();
+    for (int p = 0; p < 16; p++) {
+      i32x16 b[V];
+      GEMM_UNROLL for (int v = 0; v < V; v++) b[v] = load_line(w.lines + p * 128 + (c + v) * 64);
+      GEMM_UNROLL for (int r = 0; r < MR; r++) {
+        uint32_t pair;
+        memcpy(&pair, row_of(base, ld, r) + 2 * p, 4);
+        GEMM_UNROLL for (int v = 0; v < V; v++) dot[r][v] = dot2_bf16(dot[r][v], b[v], pair);
+      }
     }
-  }
-  GEMM_UNROLL for (int v = 0; v < 2; v++) {
-    const f32x16 scale = load(w.scale + v * 16);
-    GEMM_UNROLL for (int r = 0; r < MR; r++) {
-      f32x16 sum = fma(dot[r][v], scale, load(y + r * 32 + v * 16));
-      if constexpr (F == Format::W4F) sum = fma(load(w.minimum + v * 16), set1(t[r]), sum);
-      store(y + r * 32 + v * 16, sum);
+    GEMM_UNROLL for (int v = 0; v < V; v++) {
+      const int at = (c + v) * 16;
+      const f32x16 scale = load(w.scale + at);
+      GEMM_UNROLL for (int r = 0; r < MR; r++) {
+        f32x16 sum = fma(dot[r][v], scale, load(y + r * 32 + at));
+        if constexpr (F == Format::W4F) sum = fma(load(w.minimum + at), set1(t[r]), sum);
+        store(y + r * 32 + at, sum);
+      }
     }
   }
 }
 
-template <Format F, int MR = kMaxRowsWide>
+template <Format F, int MR = kMaxRowsFloat>
 VEC_INLINE void add_group(const DecodedGroup& w, const uint16_t* x, int64_t ld, const float* t, int n, float* y) {
   if constexpr (MR > 1)
     if (n < MR) return add_group<F, MR - 1>(w, x, ld, t, n, y);
@@ -83,8 +87,8 @@ template <Format F> struct ProductGroups {
           for (int i = 0; i < unit_bytes(F); i += 64)
             prefetch(data + panel * w.panel_bytes + g / 2 * unit_bytes(F) + kPrefetch / 2 + i);
       decode_group<F>(data, w.panel_bytes, g, group);
-      for (int r = 0; r < n; r += kMaxRowsWide) {
-        const int rows = n - r < kMaxRowsWide ? n - r : kMaxRowsWide;
+      for (int r = 0; r < n; r += kMaxRowsFloat) {
+        const int rows = n - r < kMaxRowsFloat ? n - r : kMaxRowsFloat;
         const float* t = x.t + (int64_t)g * x.rows + row + r;
         add_group<F>(group, x.h + (row + r) * x.ld + g * 32, x.ld, t, rows, y + r * 32);
       }

@@ -8,6 +8,7 @@ namespace octavo::VEC_NS {
 
 constexpr int kMaxRows = 4;
 constexpr int kMaxRowsWide = 2;
+constexpr int kMaxRowsFloat = 4, kRowsFloat = 48, kFloatDepth = 64;
 constexpr int kInterleave = 1;
 
 VEC_INLINE f32v fma(f32v a, f32v b, f32v c) { return _mm256_fmadd_ps(a, b, c); }
@@ -70,9 +71,25 @@ VEC_INLINE i32x16 dot2_s16(i32x16 acc, i32x16 pairs, uint32_t pair) {
   return acc;
 }
 VEC_INLINE f32x16 dot2_bf16(f32x16 acc, i32x16 line, uint32_t pair) {
-  f32x16 low = as_f32(set1_u32(pair << 16)), high = as_f32(set1_u32(pair & 0xffff0000u));
-  acc = fma(as_f32(line << 16), low, acc);
-  return fma(as_f32(as_u32(line) & 0xffff0000u), high, acc);
+  const __m256i both = _mm256_set1_epi32((int)pair), upper = _mm256_set1_epi32((int)0xffff0000);
+  const __m256 low = (__m256)_mm256_slli_epi32(both, 16), high = (__m256)_mm256_and_si256(both, upper);
+  VEC_EACH acc.v[i] = _mm256_fmadd_ps((__m256)_mm256_slli_epi32((__m256i)line.v[i], 16), low, acc.v[i]);
+  VEC_EACH acc.v[i] = _mm256_fmadd_ps((__m256)_mm256_and_si256((__m256i)line.v[i], upper), high, acc.v[i]);
+  return acc;
+}
+// lane i: bytes 2j and 2j + 1 of line lane i, both 0..15, looked up among bf16 numbers, their bytes apart
+VEC_INLINE i32x16 bf16_pairs_u4(i32x16 line, int j, const uint16_t* table) {
+  const __m128i a = _mm_loadu_si128((const __m128i*)table), b = _mm_loadu_si128((const __m128i*)table + 1);
+  const __m128i byte = _mm_set1_epi16(255);
+  const __m256i lows = _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_and_si128(a, byte), _mm_and_si128(b, byte)));
+  const __m256i highs = _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8)));
+  VEC_EACH {
+    const __m256i low = _mm256_shuffle_epi8(lows, (__m256i)line.v[i]);
+    const __m256i high = _mm256_shuffle_epi8(highs, (__m256i)line.v[i]);
+    const __m256 first = (__m256)_mm256_unpacklo_epi8(low, high), last = (__m256)_mm256_unpackhi_epi8(low, high);
+    line.v[i] = (i32v)(j ? _mm256_shuffle_ps(first, last, 0xdd) : _mm256_shuffle_ps(first, last, 0x88));
+  }
+  return line;
 }
 
 }  // namespace octavo::VEC_NS

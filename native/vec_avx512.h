@@ -20,9 +20,11 @@ using f32x16 = __m512;
 typedef int i32x16 __attribute__((vector_size(64), may_alias));
 typedef unsigned u32x16 __attribute__((vector_size(64), may_alias));
 using mask16 = __mmask16;
-constexpr int kMaxRows = 16;      // rows of a tile 16 columns wide that fit the registers
-constexpr int kMaxRowsWide = 12;  // rows of a tile 32 columns wide
-constexpr int kInterleave = 4;    // rows whose integer dots are issued in turn
+constexpr int kMaxRows = 16;                 // rows of a tile 16 columns wide that fit the registers
+constexpr int kMaxRowsWide = 12;             // rows of a tile 32 columns wide
+constexpr int kMaxRowsFloat = kMaxRowsWide;  // rows of a float tile, 16 columns at a time where 32 are too wide
+constexpr int kRowsFloat = kMaxRowsFloat, kFloatDepth = 1 << 30;  // rows that share a block of kFloatDepth K in L1
+constexpr int kInterleave = 4;                                    // rows whose integer dots are issued in turn
 // A level's own vector, the part of 16 lanes that a register holds: here all of them.
 constexpr int kLanes = 16, kParts = 1;
 using f32v = f32x16;

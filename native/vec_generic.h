@@ -7,6 +7,7 @@ namespace octavo::VEC_NS {
 
 constexpr int kMaxRows = 2;
 constexpr int kMaxRowsWide = 1;
+constexpr int kMaxRowsFloat = 2, kRowsFloat = 48, kFloatDepth = 64;
 constexpr int kInterleave = 1;
 
 VEC_INLINE f32v fma(f32v a, f32v b, f32v c) { return a * b + c; }
@@ -51,6 +52,14 @@ VEC_INLINE f32x16 dot2_bf16(f32x16 acc, i32x16 line, uint32_t pair) {
   f32x16 low = as_f32(set1_u32(pair << 16)), high = as_f32(set1_u32(pair & 0xffff0000u));
   acc = fma(as_f32(line << 16), low, acc);
   return fma(as_f32(as_u32(line) & 0xffff0000u), high, acc);
+}
+// lane i: bytes 2j and 2j + 1 of line lane i, both 0..15, looked up among 32 bf16 numbers
+VEC_INLINE i32x16 bf16_pairs_u4(i32x16 line, int j, const uint16_t* table) {
+  uint8_t bytes[64];
+  uint16_t pairs[32];
+  store_line(bytes, line);
+  for (int i = 0; i < 32; i++) pairs[i] = table[bytes[i / 2 * 4 + 2 * j + i % 2]];
+  return load_line(pairs);
 }
 
 }  // namespace octavo::VEC_NS

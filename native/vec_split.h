@@ -286,14 +286,6 @@ VEC_INLINE i32x16 odd_s8(i32x16 line) {
   VEC_EACH line.v[i] = (i32v)((i16v)line.v[i] >> 8);
   return line;
 }
-// lane i: bytes 2j and 2j + 1 of line lane i, both 0..15, looked up among 32 bf16 numbers
-VEC_INLINE i32x16 bf16_pairs_u4(i32x16 line, int j, const uint16_t* table) {
-  uint8_t bytes[64];
-  uint16_t pairs[32];
-  store_line(bytes, line);
-  for (int i = 0; i < 32; i++) pairs[i] = table[bytes[i / 2 * 4 + 2 * j + i % 2]];
-  return load_line(pairs);
-}
 VEC_INLINE i32x16 nibble_lo(i32x16 line) { return line & 0x0f0f0f0f; }
 VEC_INLINE i32x16 nibble_hi(i32x16 line) { return as_i32(as_u32(line) >> 4) & 0x0f0f0f0f; }
 
