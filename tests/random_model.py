@@ -63,10 +63,6 @@ class InMemory:
     def files(self) -> list[str]:
         return []
 
-    @property
-    def total_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
 
 def random_model(seed: int = 0, stored: str = "F32", **changes: Any) -> InMemory:
     """Random tensors of the shapes that the config asks for, biases where it has them."""

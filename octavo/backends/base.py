@@ -161,7 +161,7 @@ class Backend(Protocol):
         ...
 
     def pack(self, graph: Graph, checkpoint: Any, progress: Callable[[int, int], None] | None = None) -> Any:
-        """Read every weight once, in the layout of this backend. progress(done, total) in source bytes."""
+        """Read every weight once, in the layout of this backend. progress(done, total) in bytes of that layout."""
         ...
 
     def weight_bytes(self, graph: Graph) -> int:

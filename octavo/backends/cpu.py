@@ -106,11 +106,10 @@ class CpuBackend:
     def pack(
         self, graph: Graph, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None
     ) -> CpuWeights:
-        """Source pages are released as soon as a tensor is packed. progress(done, total) in bytes of the files."""
+        """Source pages are released as soon as a tensor is packed. progress(done, total) in packed bytes."""
         layout = _weight_layout(graph)
         parts, vectors = layout.parts, layout.vectors
         weights = CpuWeights(_native.Memory(layout.num_bytes, huge_pages=True), parts, vectors)
-        done = 0
         for part, cols in layout.cols.items():
             step = max(32, VALUES_AT_ONCE // cols // 32 * 32)  # whole panels
             for row in range(0, part.rows, step):
@@ -121,17 +120,16 @@ class CpuBackend:
                 rows = to_native(part.format, info.source, data, cols, factor)
                 place = parts[part] + _native.packed_bytes(part.format, row, cols)
                 _native.pack(self._pool, weights.memory, place, part.format, np.ascontiguousarray(rows), cols)
-                done += data.nbytes
                 del data, rows
+                if progress:
+                    progress(place, layout.num_bytes)
             checkpoint.release(part.name)
-            if progress:
-                progress(done, checkpoint.total_bytes)
         for value in graph.weights():
             if value.name in vectors:
                 vector = weights.memory.view(vectors[value.name], 4 * value.cols).view(np.float32)
                 np.concatenate([_vector(checkpoint, part) for part in value.parts], out=vector)
         if progress:
-            progress(checkpoint.total_bytes, checkpoint.total_bytes)
+            progress(layout.num_bytes, layout.num_bytes)
         return weights
 
     def pack_adapter(self, adapter: Adapter) -> CpuAdapter:

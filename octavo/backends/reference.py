@@ -409,7 +409,7 @@ class ReferenceBackend:
     def pack(self, graph: Graph, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None) -> Weights:
         """Every tensor that the graph reads, as float32."""
         parts = {part.name: part for value in graph.weights() for part in value.parts}.values()
-        weights, done = {}, 0
+        weights, done, total = {}, 0, self.weight_bytes(graph)
         for part in parts:
             info, data, factor = checkpoint.read(part.name)
             data = data.reshape(1, -1) if len(info.shape) == 1 else data
@@ -417,10 +417,10 @@ class ReferenceBackend:
             if part.rows == 1:
                 values = values.reshape(1, -1) + np.float32(part.plus)
             weights[part.name] = meaning.round_bf16(values) if part.format == "bf16" else values
-            done += data.nbytes
+            done += values.nbytes
             checkpoint.release(part.name)
             if progress:
-                progress(done, checkpoint.total_bytes)
+                progress(done, total)
         return weights
 
     def pack_adapter(self, adapter: Adapter) -> Deltas:

@@ -10,14 +10,15 @@ from octavo.text import sentencepiece as sp
 from octavo.text.pretokenizers import KINDS, PreTokenizerKind
 from octavo.text.tokenizer import SpecialTokens
 from octavo.weights.end_tokens import end_tokens_of_gguf, gguf_token_id
-from octavo.weights.gguf_file import GgufFile, read_gguf
+from octavo.weights.gguf_file import GgufFile
+from octavo.weights.gguf_parts import read_model
 from octavo.weights.spec import CheckpointError
 
 _MODELS = ("gpt2", "llama", "t5", "bert")
 
 
 def load_gguf_tokenizer(path: Path) -> tuple[Tokenizer, SpecialTokens]:
-    gguf = read_gguf(path)
+    gguf = read_model(path)
     tokens = gguf.strings("tokenizer.ggml.tokens")
     types = gguf.metadata.get("tokenizer.ggml.token_type") or [sp.NORMAL] * len(tokens)
     if not isinstance(types, list):

@@ -59,10 +59,6 @@ class Addressed:
     def files(self) -> list[str]:
         return self._checkpoint.files()
 
-    @property
-    def total_bytes(self) -> int:
-        return self._checkpoint.total_bytes
-
     def names(self) -> Iterable[str]:
         return self._checkpoint.names()
 

@@ -13,14 +13,14 @@ import numpy as np
 from octavo.weights.end_tokens import end_tokens_of_gguf, gguf_token_id
 from octavo.weights.formats import BLOCKS, U8
 from octavo.weights.gguf_config import TABLES, GgufConfig
-from octavo.weights.gguf_file import read_gguf
 from octavo.weights.gguf_names import Family
+from octavo.weights.gguf_parts import read_model
 from octavo.weights.hf_config import ModelConfig
 from octavo.weights.spec import CheckpointError, SourceTensor, TensorInfo
 
 
 class GgufCheckpoint:
-    """A `Checkpoint` over one GGUF file.
+    """A `Checkpoint` over a GGUF file, or several that are parts of a model.
 
     Where the converter interleaves the rotary pairs of q and k rows, `read` puts them back in halves (neox order), so
     that models need not know. Everything else is a view of the mapped file.
@@ -28,7 +28,7 @@ class GgufCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
-        self._gguf = read_gguf(path)
+        self._gguf = read_model(path)
         self._check()
         found = GgufConfig(self._gguf, self.path)
         self._family = found.family
@@ -53,7 +53,7 @@ class GgufCheckpoint:
             raise CheckpointError(
                 f"{self.path}: tensor {name!r} has type {tensor.source}, which is not supported ({', '.join(BLOCKS)} are)"
             )
-        return TensorInfo(tensor.shape, tensor.source, self.path)
+        return TensorInfo(tensor.shape, tensor.source, str(tensor.file.path))
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> SourceTensor:
         """`data` of q and k is a copy, otherwise a view valid while the checkpoint lives; a vector is one row."""
@@ -72,19 +72,15 @@ class GgufCheckpoint:
 
     def release(self, name: str) -> None:
         tensor = self._gguf.tensors[self._gguf_name(name)]
-        self._gguf.file.release(tensor.start, tensor.stop)
+        tensor.file.release(tensor.start, tensor.stop)
 
     def files(self) -> list[str]:
-        return [self.path]
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(tensor.stop - tensor.start for tensor in self._gguf.tensors.values())
+        return sorted({str(tensor.file.path) for tensor in self._gguf.tensors.values()})
 
     def _bytes(self, gguf_name: str) -> U8:
         tensor = self._gguf.tensors[gguf_name]
         rows = math.prod(tensor.shape[:-1])
-        return self._gguf.file.data[tensor.start : tensor.stop].reshape(rows, -1)
+        return tensor.file.data[tensor.start : tensor.stop].reshape(rows, -1)
 
     def _gguf_name(self, name: str) -> str:
         if name not in self._names:
@@ -92,11 +88,6 @@ class GgufCheckpoint:
         return self._names[name]
 
     def _check(self) -> None:
-        metadata = self._gguf.metadata
-        if metadata.get("split.count", 1) not in (0, 1):
-            raise CheckpointError(
-                f"{self.path}: one of {metadata['split.count']} parts; merge them into one file first"
-            )
         if not self._gguf.tensors:
             raise CheckpointError(f"{self.path}: the file holds no tensors, only a vocabulary")
 

@@ -180,7 +180,7 @@ class GgufConfig:
 
     def _table(self, name: str) -> list[float]:
         tensor = self._gguf.tensors[name]
-        data = self._gguf.file.data[tensor.start : tensor.stop].reshape(1, -1)
+        data = tensor.file.data[tensor.start : tensor.stop].reshape(1, -1)
         factors: list[float] = dequantise(tensor.source, data, math.prod(tensor.shape)).ravel().tolist()
         return factors
 

@@ -34,6 +34,7 @@ _LENGTH = struct.Struct("<Q")
 class GgufTensor(NamedTuple):
     source: str  # format, e.g. Q4_1
     shape: tuple[int, ...]  # (out, in): the file's order reversed
+    file: MappedFile
     start: int  # bytes [start, stop) of the file
     stop: int
 
@@ -131,7 +132,7 @@ class _Reader(GGUFReader):
             stop = start + math.prod(shape) // block_cols * block_bytes
             if stop > len(self.file.buffer):
                 raise ValueError(f"truncated: tensor {name!r} ends at byte {stop}, the file at {len(self.file.buffer)}")
-            self.table[name] = GgufTensor(kind.name, shape, start, stop)
+            self.table[name] = GgufTensor(kind.name, shape, self.file, start, stop)
 
 
 class GgufFile(NamedTuple):

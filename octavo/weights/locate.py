@@ -43,10 +43,12 @@ def locate(model: str, progress: Progress = lambda _: None) -> Path:
 
 
 def _model_at(path: Path) -> Path:
-    """`path`, or the only .gguf file in it. Whether it can be served is seen when it is opened."""
+    """`path`, or the only .gguf model in it, by its first part. Whether it can be served is seen when it is opened."""
     if path.suffix == ".gguf" or (path / "config.json").is_file():
         return path
-    ggufs = sorted(path.glob("*.gguf")) if path.is_dir() else []
+    from octavo.weights.gguf_parts import part_names
+
+    ggufs = sorted({part_names(file)[0] for file in path.glob("*.gguf")} if path.is_dir() else [])
     if len(ggufs) > 1:
         raise CheckpointError(f"{path}: name one of its files: {', '.join(file.name for file in ggufs)}")
     if not ggufs:

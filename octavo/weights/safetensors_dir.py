@@ -80,10 +80,6 @@ class SafetensorsDir:
     def files(self) -> list[str]:
         return sorted(self._files)
 
-    @property
-    def total_bytes(self) -> int:
-        return sum(entry.num_bytes for entry in self._tensors.entries.values())
-
     def _order(self, name: str) -> NDArray[np.int32] | None:
         matrix = self._matrices.get(name.removesuffix(ORDER)) if name.endswith(ORDER) else None
         return None if matrix is None else matrix.info.order

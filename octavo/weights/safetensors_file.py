@@ -32,10 +32,6 @@ class Entry(NamedTuple):
     start: int  # bytes [start, stop) of the file
     stop: int
 
-    @property
-    def num_bytes(self) -> int:
-        return self.stop - self.start
-
 
 class Tensors:
     """All tensors of a directory. Files are mapped; values are read when they are used."""

@@ -85,9 +85,6 @@ class Checkpoint(Protocol):
         """Every file that decides the values of tensors."""
         ...
 
-    @property
-    def total_bytes(self) -> int: ...
-
 
 PACKED = {
     "F32": "f32",
