@@ -74,7 +74,7 @@ def logits_of(program: CpuProgram, ids: NDArray[np.int32], chunks: list[int], bl
     """Logits of every position of one sequence, computed in these chunks."""
     found, start = [], 0
     for n in chunks:
-        batch = make_step([(ids[start : start + n], start, blocks)])
+        batch = make_step([(ids[start : start + n], start, blocks)], len(program.graph.groups))
         program.run(with_rows(batch, np.arange(n, dtype=np.int32)))
         found.append(program.logits().copy())
         start += n

@@ -11,13 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo.backends.reference import ReferenceBackend, forward_logits
-from octavo.config import ConfigError, EngineConfig
-from octavo.engine.core import Engine
 from octavo.graph.ir import DType
-from octavo.models import build_graph, rope
+from octavo.models import build_graph
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.spec import Checkpoint, CheckpointError
-from tests.random_model import CONFIG, WINDOWS, InMemory, joined, random_model, save
+from tests.random_model import WINDOWS, InMemory, joined, random_model
 from tests.small_fixtures import FAMILIES, GGUF, ROPES
 
 F32 = NDArray[np.float32]
@@ -162,99 +160,11 @@ def test_against_an_independent_forward_pass(changes: dict[str, Any]) -> None:
     assert np.abs(logits_of(model, ids) - want).max() < 2e-5
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
-        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
-        {"rope_theta": None, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}},
-    ],
-)
-def test_both_layouts_of_rope(layout: dict[str, Any]) -> None:
-    got = rope.read({**CONFIG, **layout}, 16, "p").inv_freq
-    assert got == pytest.approx([5e5 ** (-i / 8) / 4 for i in range(8)], rel=1e-15)
-
-
-def test_rope_kinds() -> None:
-    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-              "original_max_position_embeddings": 64}  # fmt: skip
-    plain = rope.read(CONFIG, 16, "p").inv_freq
-    got = rope.read({**CONFIG, "rope_scaling": llama3}, 16, "p").inv_freq
-    turns = [64 * f / (2 * math.pi) for f in plain]
-    assert turns[0] > 4 and turns[-1] < 1 and any(1 < t < 4 for t in turns)
-    for f, g, t in zip(plain, got, turns, strict=True):
-        if t > 4 or t < 1:
-            assert g == pytest.approx(f if t > 4 else f / 8, rel=1e-15)
-        else:
-            assert f / 8 < g < f
-    factors = [1.0 + i for i in range(8)]
-    got = rope.read({**CONFIG, "rope_scaling": {"rope_type": "factors", "factors": factors}}, 16, "p").inv_freq
-    assert got == pytest.approx([f / d for f, d in zip(plain, factors, strict=True)])
-
-
 def test_joined_matrices_and_heads_rotated_in_part() -> None:
     model = random_model()
     ids = np.random.default_rng(1).integers(50, size=19).tolist()
     want = naive_logits(model, ids, [10000.0 ** (-i / 6) for i in range(6)])
     assert np.abs(logits_of(joined(model, partial_rotary_factor=0.75), ids) - want).max() < 2e-5
-
-
-def turns(scaling: dict[str, Any], theta: float = 10000.0, **config: Any) -> tuple[list[float], float]:
-    """Frequencies as multiples of the plain ones, and the factor of cos and sin; a head of 16."""
-    found = rope.read({**CONFIG, "rope_theta": theta, "rope_scaling": scaling, **config}, 16, "p")
-    return [f * theta ** (i / 8) for i, f in enumerate(found.inv_freq)], found.scale
-
-
-def test_yarn() -> None:
-    """Pairs that turn 32 times or more in 4096 positions are kept, those that turn once are slowed (Peng et al. 2023).
-
-    With a head of 16 and theta 10000 these are at 8 ln(4096 / (2 pi n)) / ln 10000 = 2.62 (n = 32) and 5.63 (n = 1).
-    """
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
-    kept = [1, 1, 1, 0.75, 0.5, 0.25, 0, 0]  # from 2 to 6
-    wanted = [k + (1 - k) / 4 for k in kept]
-    found, scale = turns(yarn)
-    assert found == pytest.approx(wanted) and scale == pytest.approx(0.1 * math.log(4) + 1)
-    found, _ = turns({**yarn, "truncate": False})
-    low, high = (8 * math.log(4096 / (2 * math.pi * n)) / math.log(10000) for n in (32, 1))
-    assert found[3] == pytest.approx(1 - (3 - low) / (high - low) * 0.75)
-    assert turns({**yarn, "attention_factor": 1.5})[1] == 1.5
-    assert turns({**yarn, "mscale": 2.0, "mscale_all_dim": 2.0})[1] == 1
-    from_length = {k: v for k, v in yarn.items() if k != "factor"}
-    assert turns(from_length, max_position_embeddings=16384)[0] == pytest.approx(wanted)
-    assert turns({**yarn, "beta_fast": 1e6, "beta_slow": 1e5}) == turns({**yarn, "beta_fast": 1e5, "beta_slow": 1e4})
-
-
-@pytest.mark.parametrize("name", ["longrope", "su"])
-def test_longrope_has_its_short_factors(name: str) -> None:
-    short = [1.0 + i / 4 for i in range(8)]
-    scaling = {"type": name, "short_factor": short, "long_factor": [50.0] * 8}
-    lengths = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
-    found, scale = turns(scaling, **lengths)
-    assert found == pytest.approx([1 / f for f in short])
-    assert scale == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)))
-    graph = build_graph(changed(rope_scaling=scaling, **lengths))
-    assert (graph.max_positions, graph.bounded) == (4096, True)
-
-
-def test_dynamic_is_plain_as_far_as_it_is_served() -> None:
-    plain, dynamic = random_model(), changed(rope_scaling={"type": "dynamic", "factor": 4.0})
-    graphs = build_graph(plain), build_graph(dynamic)
-    assert [(g.max_positions, g.bounded) for g in graphs] == [(64, False), (64, True)]
-    ropes = [[n.attrs for n in g.nodes if n.op == "rope"] for g in graphs]
-    assert ropes[0] == ropes[1]
-
-
-def test_no_longer_sequences_than_the_frequencies_serve(tmp_path: Path) -> None:
-    path = save(changed(rope_scaling={"type": "dynamic", "factor": 4.0}), tmp_path / "model")
-    config = EngineConfig(model=str(path), max_model_len=65, num_threads=1)
-    with pytest.raises(ConfigError, match=r"max_model_len is 65, but .* frequencies change behind 64 positions"):
-        Engine(config)
-
-
-def test_partial_rotation() -> None:
-    config = {**CONFIG, "partial_rotary_factor": 0.75}
-    assert rope.read(config, 32, "p").inv_freq == pytest.approx([10000.0 ** (-i / 12) for i in range(12)])
 
 
 def changed(**changes: Any) -> InMemory:

@@ -32,7 +32,8 @@ def show(
     from octavo.weights.formats import packed_bytes
 
     config, _ = resolve(config)
-    graph = build_graph(open_checkpoint(Path(config.model)), config.activations, config.kv_dtype)
+    checkpoint = open_checkpoint(Path(config.model))
+    graph = build_graph(checkpoint, config.activations, config.kv_dtype, config.max_model_len)
     if config.fuse:
         graph = verify(fuse(graph, FUSED))
     rows = min(tokens, config.max_num_seqs)
@@ -53,7 +54,7 @@ def diff(config: EngineConfig) -> None:
 
     config, name = resolve(config)
     checkpoint = open_checkpoint(Path(config.model))
-    graph = build_graph(checkpoint, config.activations, config.kv_dtype)
+    graph = build_graph(checkpoint, config.activations, config.kv_dtype, config.max_model_len)
     backend = CpuBackend(isa=config.isa, num_threads=config.num_threads, fuse=False, reuse=False)
     worst: dict[str, tuple[int, float]] = {}
 

@@ -24,7 +24,7 @@ from octavo.engine.memory import KvNeeds, KvSize, check_weights, format_bytes, f
 from octavo.engine.messages import Ready
 from octavo.engine.space import kv_space
 from octavo.graph.ir import Graph
-from octavo.models import build_graph
+from octavo.models import build_graph, rope
 from octavo.request import Gate, Request
 from octavo.sched.admission import Fetch
 from octavo.sched.batch import BatchBuilder
@@ -97,8 +97,8 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         checkpoint = open_checkpoint(Path(config.model))
         files = weight_files(checkpoint) if config.disk_cache is not None else []  # those that are packed below
     with phase("graph"):
-        graph = build_graph(checkpoint, config.activations, config.kv_dtype)
-        notices, max_model_len = _max_model_len(config, graph)
+        graph = build_graph(checkpoint, config.activations, config.kv_dtype, config.max_model_len)
+        notices, max_model_len = _max_model_len(config, checkpoint, graph)
         notices += checkpoint.notices
     with phase("pack"):
         check_weights(backend.weight_bytes(graph), free_memory())
@@ -198,15 +198,17 @@ def _fetch(tier: DiskTier) -> Fetch:
     return fetch
 
 
-def _max_model_len(config: EngineConfig, graph: Graph) -> tuple[list[str], int]:
+def _max_model_len(config: EngineConfig, checkpoint: Checkpoint, graph: Graph) -> tuple[list[str], int]:
     wanted = config.max_model_len
+    if wanted is None and rope.can_be_longer(checkpoint.config, checkpoint.path):
+        return [
+            f"serving {graph.max_positions} positions: those of longer sequences have other rotary frequencies, "
+            "which --max-model-len chooses for all"
+        ], graph.max_positions
     if wanted is None or wanted == graph.max_positions:
         return [], graph.max_positions
     if wanted > graph.max_positions and graph.bounded:
-        raise ConfigError(
-            f"max_model_len is {wanted}, but this model's rotary frequencies change behind {graph.max_positions} "
-            "positions, which is not supported"
-        )
+        raise ConfigError(f"max_model_len is {wanted}, but this model has only {graph.max_positions} positions")
     if wanted > graph.max_positions:
         return [
             f"max_model_len is {wanted}, but the model was made for {graph.max_positions} positions: "

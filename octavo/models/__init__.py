@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 
 from octavo.graph.build import Builder
@@ -60,13 +61,19 @@ ARCHITECTURES = {
 """Name in config.json's `architectures` -> function that fills a Builder."""
 
 
-def build_graph(checkpoint: Checkpoint, activations: str = "auto", kv_dtype: str = "auto") -> Graph:
+def build_graph(
+    checkpoint: Checkpoint, activations: str = "auto", kv_dtype: str = "auto", max_model_len: int | None = None
+) -> Graph:
     """The verified graph of a checkpoint: inputs of linears and KV cache rounded as these options (config.py) ask.
+
+    Rotary tables that depend on the length of a sequence are those of `max_model_len`, where it is given
+    (`rope.positions`).
 
     Raises CheckpointError: unknown architecture, a config key that is missing or not served, a tensor that is missing,
     that nothing would read, or whose shape disagrees with the config.
     """
-    config = checkpoint.config
+    config = copy.copy(checkpoint.config)
+    config[rope.LENGTH] = max_model_len  # of the engine's, whatever the file says
     names = config.get("architectures") or ["(none given)"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(f"{checkpoint.path}: config has architectures = {names!r}, expected a list of names")

@@ -48,16 +48,39 @@ def positions(config: dict[str, Any], path: str) -> tuple[int, bool]:
     """Tokens that the model was made for, and whether this is the end: later ones would turn those before them.
 
     Dynamic NTK and LongRoPE change all frequencies as soon as a sequence is longer than `original` positions, so cached
-    keys would be wrong from there on. Up to there they are tables like any other, and only this far are they served.
+    keys would be wrong from there on. Here the tables never change: they are those of sequences up to `original`, or,
+    where the config has a greater LENGTH, those of sequences of this length (LongRoPE: of all longer ones), for all.
     """
     rope, made_for = _parameters(config, path, FULL), count(config, "max_position_embeddings", path)
-    if _kind(rope, path) not in ("dynamic", "longrope"):
+    if not can_be_longer(config, path):
         return made_for, False
-    return min(made_for, count(rope, _ORIGINAL, path, default=made_for)), True
+    if not _longer(rope, path):
+        return _original(rope, path), True
+    return (count(rope, LENGTH, path), True) if _kind(rope, path) == "dynamic" else (made_for, False)
+
+
+def can_be_longer(config: dict[str, Any], path: str) -> bool:
+    """Whether a greater LENGTH gives other tables: of all that `positions` bounds."""
+    return _kind(_parameters(config, path, FULL), path) in ("dynamic", "longrope")
+
+
+LENGTH = "max_model_len"
+"""Key of a config for the longest sequence that will be served; see `positions`."""
 
 
 _ORIGINAL = "original_max_position_embeddings"
-_UNSERVED = ("mrope_section", "short_mscale", "long_mscale", "llama_4_scaling_beta")
+_UNSERVED = ("mrope_section", "short_mscale", "long_mscale", "llama_4_scaling_beta", "alpha")
+
+
+def _original(rope: dict[str, Any], path: str) -> int:
+    made_for = count(rope, "max_position_embeddings", path)
+    return min(made_for, count(rope, _ORIGINAL, path, default=made_for))
+
+
+def _longer(rope: dict[str, Any], path: str) -> bool:
+    """Whether longer sequences will be served than those that the model was first made for."""
+    original = _original(rope, path)
+    return count(rope, LENGTH, path, default=original) > original
 
 
 def _parameters(config: dict[str, Any], path: str, layer_type: str) -> dict[str, Any]:
@@ -68,7 +91,7 @@ def _parameters(config: dict[str, Any], path: str, layer_type: str) -> dict[str,
             raise CheckpointError(f"{path}: config has {name} = {value!r:.100}, expected an object")
     if scaling and newer and scaling != newer:
         raise CheckpointError(f"{path}: config has a rope_scaling and another rope_parameters")
-    outside = ("rope_theta", "partial_rotary_factor", "max_position_embeddings", _ORIGINAL)
+    outside = ("rope_theta", "partial_rotary_factor", "max_position_embeddings", _ORIGINAL, LENGTH)
     found = {key: config.get(key) for key in outside}
     rope = scaling or newer
     if layer_type and isinstance(rope.get(layer_type), dict):
@@ -93,8 +116,20 @@ def _kind(rope: dict[str, Any], path: str) -> str:
 
 
 def _default(inv_freq: list[float], rope: dict[str, Any], path: str) -> Rotation:
-    """Su et al. 2021. Dynamic NTK is this, too, as far as it is served."""
+    """Su et al. 2021."""
     return Rotation(tuple(inv_freq))
+
+
+def _dynamic(inv_freq: list[float], rope: dict[str, Any], path: str) -> Rotation:
+    """Another base for sequences longer than the original context (dynamic NTK; Peng et al. 2023, appendix B)."""
+    if not _longer(rope, path):
+        return Rotation(tuple(inv_freq))
+    factor, pairs = positive(rope, "factor", path), len(inv_freq)
+    if pairs < 2:
+        raise CheckpointError(f"{path}: config has the rope type dynamic for heads of which 2 dimensions rotate")
+    longer = count(rope, LENGTH, path) / count(rope, "max_position_embeddings", path)
+    stretch = max(factor * longer - (factor - 1), 1.0)
+    return Rotation(tuple(f * stretch ** (-i / (pairs - 1)) for i, f in enumerate(inv_freq)))
 
 
 def _linear(inv_freq: list[float], rope: dict[str, Any], path: str) -> Rotation:
@@ -154,7 +189,7 @@ def _yarn_attention(factor: float, rope: dict[str, Any], path: str) -> float:
 
 
 def _longrope(inv_freq: list[float], rope: dict[str, Any], path: str) -> Rotation:
-    """The short factors of LongRoPE (Ding et al. 2024): those of sequences up to the original context."""
+    """LongRoPE (Ding et al. 2024): short factors for sequences up to the original context, else long ones."""
     made_for = count(rope, "max_position_embeddings", path)
     length = count(rope, _ORIGINAL, path, default=made_for)
     factor = positive(rope, "factor", path, default=made_for / length)
@@ -162,7 +197,7 @@ def _longrope(inv_freq: list[float], rope: dict[str, Any], path: str) -> Rotatio
         raise CheckpointError(f"{path}: config has rope factor {factor:g} for {made_for} positions of {length} before")
     attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(max(length, 2)))
     return Rotation(
-        _divided(inv_freq, rope, "short_factor", path),
+        _divided(inv_freq, rope, "long_factor" if _longer(rope, path) else "short_factor", path),
         scale=positive(rope, "attention_factor", path, default=attention),
     )
 
@@ -187,7 +222,7 @@ def _divided(inv_freq: list[float], rope: dict[str, Any], key: str, path: str) -
 _SCALINGS = {
     "default": _default,
     "linear": _linear,
-    "dynamic": _default,
+    "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
