@@ -37,6 +37,9 @@ bool has_avx2() {
          && all_bits(seven.b, {5, 8});     // AVX2, BMI2
 }
 
+#ifdef OCTAVO_AVX512_MODEL
+bool has_avx512() { return has_avx2(); }
+#else
 bool has_avx512() {
   const Cpuid seven(7, 0), sub1(7, 1);
   return has_avx2() && all_bits(xcr0(), {5, 6, 7})  // opmask, upper halves, zmm16..31
@@ -44,6 +47,7 @@ bool has_avx512() {
          && all_bits(seven.c, {1, 11})              // VBMI, VNNI
          && all_bits(sub1.a, {5});                  // BF16
 }
+#endif
 
 const Kernels* avx2() { return has_avx2() ? kernels_avx2() : nullptr; }
 const Kernels* avx512() { return has_avx512() ? kernels_avx512() : nullptr; }

@@ -20,8 +20,13 @@ using f32x16 = __m512;
 typedef int i32x16 __attribute__((vector_size(64), may_alias));
 typedef unsigned u32x16 __attribute__((vector_size(64), may_alias));
 using mask16 = __mmask16;
-constexpr int kMaxRows = 16;                 // rows of a tile 16 columns wide that fit the registers
-constexpr int kMaxRowsWide = 12;             // rows of a tile 32 columns wide
+#ifndef OCTAVO_FEW_ROWS
+constexpr int kMaxRows = 16;      // rows of a tile 16 columns wide that fit the registers
+constexpr int kMaxRowsWide = 12;  // rows of a tile 32 columns wide
+#else  // the same bits in fewer shapes, where a compiler takes minutes: under sanitizers and in models of processors
+constexpr int kMaxRows = 5;
+constexpr int kMaxRowsWide = 3;
+#endif
 constexpr int kMaxRowsFloat = kMaxRowsWide;  // rows of a float tile, 16 columns at a time where 32 are too wide
 constexpr int kRowsFloat = kMaxRowsFloat, kFloatDepth = 1 << 30;  // rows that share a block of kFloatDepth K in L1
 constexpr int kInterleave = 4;                                    // rows whose integer dots are issued in turn
