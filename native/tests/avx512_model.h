@@ -148,8 +148,7 @@ inline __m512 dot_bf16(__m512 acc, __m512bh a, __m512bh b) {
   const Lanes<uint16_t> x(a), y(b);
   for (int i = 0; i < 16; i++) {
     float s = flushed(sum.at[i]);
-    for (int j = 1; j >= 0; j--)
-      s = flushed(__builtin_fmaf(widened(x.at[2 * i + j]), widened(y.at[2 * i + j]), s));
+    for (int j = 1; j >= 0; j--) s = flushed(__builtin_fmaf(widened(x.at[2 * i + j]), widened(y.at[2 * i + j]), s));
     sum.at[i] = s;
   }
   return sum.as<__m512>();
