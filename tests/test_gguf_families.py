@@ -10,20 +10,24 @@ import gguf
 import numpy as np
 import pytest
 
+from octavo.backends.reference import ReferenceBackend, forward_logits
 from octavo.models import build_graph, rope
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.formats import dequantise
 from octavo.weights.spec import CheckpointError
+from tests.test_fixtures import Case
 from tests.test_models import check_expected
 
 Change = Callable[[gguf.GGUFWriter], None]
+INTERLEAVED = ("llama", "smollm3", "olmo", "granite")
 
 
 def convert(folder: Path, path: Path, change: Change = lambda writer: None, rotated: int | None = None) -> Path:
     """The fixture in `folder` as a GGUF file of float32; `change` adds metadata and tensors."""
     source = open_checkpoint(folder)
     c: dict[str, Any] = source.config
-    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == c["model_type"])
+    kind = {"cohere": "command-r", "olmo3": "olmo2"}.get(c["model_type"], c["model_type"])
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
     writer.add_block_count(c["num_hidden_layers"])
@@ -35,7 +39,10 @@ def convert(folder: Path, path: Path, change: Change = lambda writer: None, rota
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(rotated or head_dim)
-    writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    if "rms_norm_eps" in c:
+        writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    else:
+        writer.add_layer_norm_eps(c.get("layer_norm_eps", 1e-5))
     writer.add_rope_freq_base(c["rope_parameters"]["rope_theta"] if "rope_parameters" in c else c["rope_theta"])
     if c["model_type"] == "phi3":
         writer.add_sliding_window(c["sliding_window"])
@@ -44,7 +51,7 @@ def convert(folder: Path, path: Path, change: Change = lambda writer: None, rota
         info, data, _ = source.read(name)
         tensor = dequantise(info.source, data, info.shape[-1]).reshape(info.shape)
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
-        if heads and c["model_type"] in ("llama", "smollm3"):
+        if heads and c["model_type"] in INTERLEAVED:
             halves = tensor.reshape(c[heads], 2, head_dim // 2, -1)
             tensor = halves.swapaxes(1, 2).reshape(info.shape)
         new = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -71,6 +78,44 @@ def test_families(data: Path, tmp_path: Path) -> None:
         folder = data / "arch" / name
         path = convert(folder, tmp_path / f"{name}.gguf", changes.get(name, lambda writer: None))
         check_expected(open_checkpoint(path), np.load(folder / "expected.npz"))
+
+
+def granite(writer: gguf.GGUFWriter) -> None:
+    writer.add_embedding_scale(6.0)
+    writer.add_attention_scale(0.2)
+    writer.add_residual_scale(0.6)
+    writer.add_logit_scale(1.5)
+
+
+def every_fourth_layer(writer: gguf.GGUFWriter) -> None:
+    writer.add_sliding_window(32)
+    writer.add_sliding_window_pattern([True, True, True, False])
+
+
+FAMILIES: dict[str, Change] = {
+    "qwen3": lambda writer: None,
+    "olmo": lambda writer: None,
+    "olmo2": lambda writer: None,
+    "olmo3": every_fourth_layer,
+    "exaone4": every_fourth_layer,
+    "cohere": lambda writer: writer.add_logit_scale(1.1),
+    "cohere2": lambda writer: (writer.add_logit_scale(1.2), writer.add_sliding_window(32))[0],
+    "glm4": lambda writer: None,
+    "granite": granite,
+    "stablelm": lambda writer: writer.add_parallel_residual(False),
+}
+"""What each says beside the sizes. `scripts/gguf-families` does the same with llama.cpp's own converter."""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_more_families(fixtures: Path, tmp_path: Path, name: str) -> None:
+    folder = fixtures / "arch" / name
+    rotated = {"glm4": 16, "stablelm": 4}.get(name)
+    case = Case(folder)
+    case.checkpoint = open_checkpoint(convert(folder, tmp_path / "model.gguf", FAMILIES[name], rotated))
+    graph = build_graph(case.checkpoint, "f32")
+    weights = ReferenceBackend().pack(graph, case.checkpoint)
+    case.check(1, forward_logits(graph, weights, case.whole(1)))
 
 
 def longrope(writer: gguf.GGUFWriter) -> None:
