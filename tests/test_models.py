@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from octavo.backends.reference import ReferenceBackend, forward_logits
 from octavo.graph.ir import DType
-from octavo.models import build_graph
+from octavo.models import ARCHITECTURES, build_graph
+from octavo.weights import gguf_names
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.spec import Checkpoint, CheckpointError
 from tests.random_model import WINDOWS, InMemory, joined, random_model
@@ -289,6 +290,15 @@ def test_tied_head_is_the_embedding() -> None:
     graph = build_graph(random_model(tie_word_embeddings=True))
     assert sum("embed_tokens" in w.name for w in graph.weights()) == 1
     assert not any("lm_head" in w.name for w in graph.weights())
+
+
+def test_every_architecture_is_documented() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "MODELS.md").read_text()
+    assert [name for name in ARCHITECTURES if f"`{name}`" not in page] == []
+    files = {build.__module__.rpartition(".")[2] for build in ARCHITECTURES.values()}
+    assert [name for name in files if f"`{name}.py`" not in page] == []
+    served = [key.split(" ")[0] for key, family in gguf_names.FAMILIES.items() if family.architecture in ARCHITECTURES]
+    assert [name for name in served if f"`{name}`" not in page] == []
 
 
 def test_a_bias_that_the_config_denies_is_refused() -> None:
