@@ -67,17 +67,18 @@ def random_scales(rng: Rng, shape: tuple[int, ...], cols: int, dtype: str) -> tu
 
 
 def gptq(
-    rng: Rng, rows: int, cols: int, bits: int = 4, size: int = 64, symmetric: bool = True, act_order: bool = False,
-    v2: bool = False, dtype: str = "F16",
+    rng: Rng, rows: int, cols: int, bits: int = 4, size: int = 64, symmetric: bool = True,
+    act_order: Rng | None = None, v2: bool = False, dtype: str = "F16",
 ) -> Written:  # fmt: skip
+    """act_order: draws the order of the columns."""
     size = cols if size == -1 else size
     groups = -(-cols // size)
     codes = rng.integers(0, 2**bits, (rows, cols))
     zeros = rng.integers(1, 2**bits, (rows, groups)) if not symmetric else np.full((rows, groups), 2 ** (bits - 1))
     raw, scales = random_scales(rng, (groups, rows), cols, dtype)
     index = np.arange(cols) // size
-    if act_order:
-        index = rng.permutation(index)
+    if act_order is not None:
+        index = act_order.permutation(index)
     tensors = {
         ".qweight": Raw("I32", fields(codes, bits).T), ".scales": raw, ".g_idx": Raw("I32", index.astype(np.int32)),
         ".qzeros": Raw("I32", fields((zeros if v2 else zeros - 1).T, bits)),

@@ -68,29 +68,35 @@ def random_model(seed: int = 0, stored: str = "F32", **changes: Any) -> InMemory
     """Random tensors of the shapes that the config asks for, biases where it has them."""
     c = {**CONFIG, **changes}
     rng = np.random.default_rng(seed)
+    return InMemory(c, {name: random_tensor(rng, name, shape) for name, shape in shapes(c).items()}, stored)
+
+
+def random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> F32:
+    mean, spread = (1.0, 0.2) if "norm" in name else (0.0, 0.5 if len(shape) == 1 else shape[-1] ** -0.5)
+    return np.asarray(mean + spread * rng.standard_normal(shape), np.float32)
+
+
+def shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors of a Llama of this config."""
     hidden, inner, vocab = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
     q, kv = c["num_attention_heads"] * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
     if not c["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (vocab, hidden)
+        found["lm_head.weight"] = (vocab, hidden)
     out_bias = "attention_out_bias" if "attention_out_bias" in c else "attention_bias"
     for i in range(c["num_hidden_layers"]):
         p = f"model.layers.{i}."
-        shapes |= {p + "input_layernorm.weight": (hidden,), p + "post_attention_layernorm.weight": (hidden,)}
+        found |= {p + "input_layernorm.weight": (hidden,), p + "post_attention_layernorm.weight": (hidden,)}
         for module, (rows, cols), bias in (
             ("self_attn.q_proj", (q, hidden), "attention_bias"), ("self_attn.k_proj", (kv, hidden), "attention_bias"),
             ("self_attn.v_proj", (kv, hidden), "attention_bias"), ("self_attn.o_proj", (hidden, q), out_bias),
             ("mlp.gate_proj", (inner, hidden), "mlp_bias"), ("mlp.up_proj", (inner, hidden), "mlp_bias"),
             ("mlp.down_proj", (hidden, inner), "mlp_bias"),
         ):  # fmt: skip
-            shapes[f"{p}{module}.weight"] = (rows, cols)
+            found[f"{p}{module}.weight"] = (rows, cols)
             if c.get(bias):
-                shapes[f"{p}{module}.bias"] = (rows,)
-    tensors = {}
-    for name, shape in shapes.items():
-        mean, spread = (1.0, 0.2) if "norm" in name else (0.0, 0.5 if len(shape) == 1 else shape[-1] ** -0.5)
-        tensors[name] = (mean + spread * rng.standard_normal(shape)).astype(np.float32)
-    return InMemory(c, tensors, stored)
+                found[f"{p}{module}.bias"] = (rows,)
+    return found
 
 
 def joined(model: InMemory, **changes: Any) -> InMemory:

@@ -6,11 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo.config import ConfigError
 from octavo.engine.memory import KvNeeds, KvSize, check_weights, format_bytes, free_memory, size_kv
+from tests.quant_writers import Raw, Rng, Written, compressed, group
+from tests.quantised_model import Write, save_quantised
 
 GIB = 2**30
 
@@ -195,3 +199,82 @@ def test_peak_memory_of_a_run(demo: Path) -> None:
     assert seen["blocks"] * seen["block"] <= seen["kv"] <= seen["blocks"] * seen["block"] + 30 * 3 * 2 * 4096
     assert seen["weights"] < 1.05 * demo.stat().st_size
     assert seen["weights"] < seen["peak"] <= seen["weights"] + seen["kv"] + OVERHEAD
+
+
+PACK = """
+import json, sys
+from octavo.backends.cpu import CpuBackend
+from octavo.models import build_graph
+from octavo.weights.checkpoint import open_checkpoint
+
+def high_water():
+    peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return int(peak.split()[1]) * 1024
+
+before = high_water()
+checkpoint = open_checkpoint(sys.argv[1])
+graph = build_graph(checkpoint)
+weights = CpuBackend(num_threads=1).pack(graph, checkpoint)
+print(json.dumps({"before": before, "peak": high_water(), "weights": weights.num_bytes}))
+"""
+
+DECODING = 96 * 2**20
+"""Beside packed weights and the largest source tensor, while quantised matrices of any size are packed: VALUES_AT_ONCE
+at up to 30 bytes a value, and what python allocates but has not touched yet when it starts."""
+
+WIDE = {"hidden_size": 1024, "intermediate_size": 8192, "num_hidden_layers": 1, "head_dim": 64, "vocab_size": 64,
+        "num_attention_heads": 16, "num_key_value_heads": 4}  # fmt: skip
+
+
+def words(rng: Rng, *shape: int) -> Raw:
+    return Raw("I32", rng.integers(-(2**31), 2**31, shape, np.int32))
+
+
+def wide_gptq(module: str, rng: Rng, rows: int, cols: int) -> Written:
+    """4 bits with act-order, as random words."""
+    groups = cols // 128
+    order = np.random.default_rng(cols).permutation(np.arange(cols, dtype=np.int32) // 128)
+    scales = Raw("F16", np.full((groups, rows), 0.001, np.float16))
+    tensors = {".qweight": words(rng, cols // 8, rows), ".qzeros": words(rng, groups, rows // 8), ".scales": scales}
+    return Written({**tensors, ".g_idx": Raw("I32", order)}, np.zeros(0))
+
+
+def wide_compressed(module: str, rng: Rng, rows: int, cols: int) -> Written:
+    """4-bit integers, FP8 and int8."""
+    kind = module.rpartition(".")[2]
+    scales = Raw("BF16", np.full((rows, cols // 128), 0x3A80, np.uint16))
+    if kind == "up_proj":
+        tiles = Raw("BF16", scales.values[::128])
+        return Written({".weight": Raw("F8_E4M3", rng.integers(0, 127, (rows, cols), np.uint8)), ".weight_scale": tiles},
+                       np.zeros(0))  # fmt: skip
+    if kind == "down_proj":
+        one = Raw("BF16", scales.values[:, :1])
+        return Written({".weight": Raw("I8", rng.integers(-127, 127, (rows, cols), np.int8)), ".weight_scale": one},
+                       np.zeros(0))  # fmt: skip
+    shape = Raw("I64", np.array([rows, cols], np.int64))
+    return Written({".weight_packed": words(rng, rows, cols // 8), ".weight_scale": scales, ".weight_shape": shape},
+                   np.zeros(0))  # fmt: skip
+
+
+MIXED = compressed(
+    group(group_size=128), group("float", 8, "float-quantized", strategy="block", block_structure=[128, 128])
+    | {"targets": ["re:.*up_proj"]}, group(bits=8, format="int-quantized", strategy="channel") | {"targets": ["re:.*down_proj"]},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("quantization", "write"),
+    [({"quant_method": "gptq", "bits": 4, "group_size": 128}, wide_gptq), (MIXED, wide_compressed)],
+    ids=["gptq", "compressed-tensors"],
+)
+def test_peak_memory_of_packing_does_not_grow_with_a_matrix(
+    tmp_path: Path, quantization: dict[str, Any], write: Write
+) -> None:
+    """Matrices of 8 million values, 34 MB in float32 and more while they are decoded."""
+    path = save_quantised(tmp_path / "model", quantization, write, **WIDE)
+    command = [sys.executable, "-c", PACK, str(path)]
+    root = Path(__file__).parents[1]
+    seen = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=root).stdout)
+    print(seen)
+    source = 1024 * 8192 * (0.5 if write is wide_gptq else 1)
+    assert seen["peak"] <= seen["before"] + seen["weights"] + source + DECODING

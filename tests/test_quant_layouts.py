@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +45,11 @@ CASES: dict[str, Case] = {
     "gptq second form": (gptq(v2=True), w.gptq(rng(), 64, 128, symmetric=False, v2=True), "I4Z64"),
     "gptq short last group": (gptq(4, 128), w.gptq(rng(), 32, 192, 4, 128, symmetric=False), "I4Z64"),
     "gptq last block short": (gptq(4, 64), w.gptq(rng(), 32, 144, 4, 64, symmetric=False), "I4Z64"),
-    "gptq act-order": (gptq(), w.gptq(rng(), 32, 192, act_order=True), "Q4_0"),
+    "gptq act-order": (gptq(), w.gptq(rng(), 32, 192, act_order=rng(1)), "Q4_0"),
     "gptq act-order, zero points": (
-        gptq(4, 32), w.gptq(rng(), 32, 96, 4, 32, act_order=True, symmetric=False), "I4Z32",
+        gptq(4, 32), w.gptq(rng(), 32, 96, 4, 32, act_order=rng(1), symmetric=False), "I4Z32",
     ),
-    "gptq groups of 16": (gptq(4, 16), w.gptq(rng(), 32, 64, 4, 16, act_order=True), "F32D"),
+    "gptq groups of 16": (gptq(4, 16), w.gptq(rng(), 32, 64, 4, 16, act_order=rng(1)), "F32D"),
     "gptq bf16 scales": (gptq(), w.gptq(rng(), 32, 128, dtype="BF16"), "I4Z64"),
     "gptq float32 scales": (gptq(), w.gptq(rng(), 32, 128, dtype="F32"), "F32D"),
     "gptq float32 scale of one group": (gptq(4, -1), w.gptq(rng(), 32, 128, 4, -1, dtype="F32"), "I4Z64"),
@@ -157,7 +159,7 @@ def test_values_are_those_of_the_definition(tmp_path: Path, name: str) -> None:
 
 
 def test_the_order_of_columns_is_a_tensor(tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(save_module(tmp_path / "m", w.gptq(rng(), 32, 128, act_order=True), gptq()))
+    checkpoint = open_checkpoint(save_module(tmp_path / "m", w.gptq(rng(), 32, 128, act_order=rng(1)), gptq()))
     order = checkpoint.info("m.weight").order
     info, data, _ = checkpoint.read(f"m.weight{ORDER}")
     assert order is not None and (info.shape, info.source) == ((128,), "F32")
@@ -340,3 +342,47 @@ def test_tensors_of_other_shapes_and_types_are_named(tmp_path: Path, name: str) 
                 assert checkpoint.info("m.weight").shape != written.values.shape, (end, kind)
     assert len(named) >= 2 * len(written.tensors) - 1
     assert all("\n" not in line and re.search(r"\bm[._]|no tensor is quantised", line) for line in named), named
+
+
+ODD: list[Any] = [None, True, -1, 0, 3, 1.5, 2**40, "", "x", "re:(", [], [1], ["m"], {}, {"m": 1}, {"a": {"b": []}}]
+
+
+def changed(value: Any) -> Iterator[Any]:
+    """`value` with one entry of one object in it replaced by something odd, or left out."""
+    for key in value if isinstance(value, dict) else ():
+        yield {k: v for k, v in value.items() if k != key}
+        for other in ODD:
+            yield {**value, key: other}
+        for inner in changed(value[key]):
+            yield {**value, key: inner}
+
+
+@pytest.mark.parametrize("name", ["gptq dynamic", "awq", "w4a16 zero points", "fp8 blocks", "fp8 tiles", "nf4"])
+def test_any_description_gives_values_or_one_line(tmp_path: Path, name: str) -> None:
+    config, written, _ = CASES[name]
+    folder = save_module(tmp_path / "m", written, config)
+    lines = []
+    for other in changed(config):
+        (folder / "config.json").write_text(json.dumps({"quantization_config": other}))
+        try:
+            checkpoint = open_checkpoint(folder)
+            assert checkpoint.read("m.weight").data.shape[0] == len(written.values)
+        except CheckpointError as error:
+            lines.append(str(error))
+    assert lines and not any("\n" in line or "damaged" in line for line in lines), lines
+
+
+@pytest.mark.parametrize("name", ["nf4 twice", "fp4"])
+def test_any_state_of_bitsandbytes_gives_values_or_one_line(tmp_path: Path, name: str) -> None:
+    config, written, _ = CASES[name]
+    end = next(end for end in written.tensors if "quant_state" in end)
+    said = json.loads(written.tensors[end].values.tobytes())
+    lines = []
+    for other in [*changed(said), [], 1]:
+        state = Raw("U8", np.frombuffer(json.dumps(other).encode(), np.uint8))
+        folder = save_module(tmp_path / "m", Written({**written.tensors, end: state}, written.values), config)
+        try:
+            open_checkpoint(folder).read("m.weight")
+        except CheckpointError as error:
+            lines.append(str(error))
+    assert lines and not any("\n" in line or "damaged" in line for line in lines), lines

@@ -13,8 +13,11 @@ from octavo.backends.reference import ReferenceBackend, forward_logits
 from octavo.graph.fuse import count
 from octavo.models import ARCHITECTURES, build_graph
 from octavo.weights.checkpoint import open_checkpoint
+from tests.quantised_model import ACT_ORDER, GPTQ, save_quantised, with_act_order
+from tests.random_model import InMemory
 from tests.test_cpu_backend import logits_of, same_bits, table, with_rows
 from tests.test_fixtures import LIMITS, Case, native
+from tests.test_quant_layouts import values
 
 FIXTURES = [
     "awq/awq_g128", "awq/awq_g64", "bitsandbytes/nf4_double", "compressed-tensors/fp8_block",
@@ -87,3 +90,19 @@ def test_act_order_sorts_the_input_once_for_a_fused_weight(fixtures: Path) -> No
     graph = build_graph(open_checkpoint(fixtures / "quant/gptq/gptq_4b_g64_sym_act1"))
     assert count(graph)["gather_cols"] == 4 * 2  # qkv, o, gate_up, down of two layers
     assert count(graph)["linear"] == 4 * 2 + 1
+
+
+def test_weights_sorted_in_different_ways_are_not_one(tmp_path: Path) -> None:
+    """Against the same model without quantisation, on both backends."""
+    path = save_quantised(tmp_path / "model", GPTQ, with_act_order, **ACT_ORDER)
+    checkpoint = open_checkpoint(path)
+    graph = build_graph(checkpoint, "f32")
+    nodes = count(graph)
+    assert (nodes["gather_cols"], nodes["concat"], nodes["linear"]) == (5 * 2, 2, 5 * 2 + 1)
+    tensors = {name: values(checkpoint, name) for name in checkpoint.names()}
+    plain = InMemory(checkpoint.config, {n: v.reshape(checkpoint.info(n).shape) for n, v in tensors.items()})
+    ids = np.random.default_rng(0).integers(50, size=40).astype(np.int32)
+    want_graph = build_graph(plain, "f32")
+    want = forward_logits(want_graph, ReferenceBackend().pack(want_graph, plain), ids)
+    got = forward_logits(graph, ReferenceBackend().pack(graph, checkpoint), ids)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)

@@ -76,9 +76,11 @@ def _four_bits(tensors: Tensors, weight: str, state: str) -> Blocks:
         rows, cols = map(int, said["shape"])
         size, nested = int(said["blocksize"]), int(said.get("nested_blocksize") or 0)
         offset = np.float32(said.get("nested_offset", 0.0))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if min(rows, cols, size) < 1 or nested < 0 or not np.isfinite(offset):
+            raise ValueError(f"shape ({rows}, {cols}), blocks of {size} and {nested}, offset {offset}")
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{file}: tensor {state!r} does not say what it should: {error}") from error
-    if min(rows, cols, size) < 1 or math.prod(entry.shape) != -(-rows * cols // 2) or rows * cols % 2:
+    if math.prod(entry.shape) != -(-rows * cols // 2) or rows * cols % 2:
         raise CheckpointError(f"{file}: tensor {weight!r} has shape {entry.shape}, too few or many for {rows} x {cols}")
     count = -(-rows * cols // size)
     table = tensors.check(f"{weight}.quant_map", ("F32",), (16,))
