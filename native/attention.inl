@@ -239,8 +239,13 @@ struct Tile {
   const AttnArgs& args;
   const AttnItem& item;
   int row0, group, dim;
-  VEC_INLINE int end(int r) const { return item.pos0 + (row0 + r) / group + 1; }  // a row sees the tokens [from, end)
-  VEC_INLINE int from(int row_end) const { return args.window > 0 ? most(0, row_end - args.window) : 0; }
+  VEC_INLINE int position(int r) const { return item.pos0 + (row0 + r) / group; }
+  // The row at `position` sees the tokens [from, end).
+  VEC_INLINE int from(int position) const { return args.window > 0 ? most(0, position + 1 - args.window) : 0; }
+  VEC_INLINE int end(int position) const {
+    if (!item.context) return position + 1;
+    return args.window > 0 ? least(item.context, position + args.window) : item.context;
+  }
   VEC_INLINE int head(int r) const { return item.kv_head * group + (row0 + r) % group; }
   VEC_INLINE int64_t column(int r) const { return (int64_t)head(r) * dim; }
   VEC_INLINE int token(int r) const { return item.tok0 + (row0 + r) / group; }
@@ -274,10 +279,10 @@ static void put_rows(const Tile& tile, int rows, const State* states, float* out
   }
 }
 
-// Tokens [begin, end) of one split for a row tile, begin at a block: out[R][dim] and states from nothing. ends[r] is
-// tile.end(r).
+// Tokens [begin, end) of one split for a row tile, begin at a block: out[R][dim] and states from nothing. at[r] is
+// tile.position(r).
 template <class Kv, int R>
-static void attend_split(const Tile& tile, const int* ends, const uint32_t* q, const float* q_step, const Pages& pages,
+static void attend_split(const Tile& tile, const int* at, const uint32_t* q, const float* q_step, const Pages& pages,
                          int begin, int end, const int32_t* next_split, int num_next_split, State* states, float* out) {
   constexpr int kTileBlocks = kKvTile / kBlock;
   const int dim = tile.dim;
@@ -292,13 +297,13 @@ static void attend_split(const Tile& tile, const int* ends, const uint32_t* q, c
     const int panels = (n + kBlock - 1) / kBlock;
     score_tile_from<Kv, R, panels_at_once(R)>(q, q_step, dim, pages, first, skip / kBlock, panels, scores);
     for (int r = 0; r < R; r++) {
-      const Seen seen{skip, n, most(0, tile.from(ends[r]) - t), least(n, ends[r] - t)};
+      const Seen seen{skip, n, most(0, tile.from(at[r]) - t), least(n, tile.end(at[r]) - t)};
       auto* p = probs + r * kKvTile;
       factor[r] = 1;
       step[r] = 0;
       if (seen.from < seen.to) {
         float* s = scores + r * kKvTile;
-        if (adjusts) adjust_scores(tile.args, tile.head(r), ends[r] - 1, t, seen, s);
+        if (adjusts) adjust_scores(tile.args, tile.head(r), at[r], t, seen, s);
         factor[r] = softmax_row<Kv>(s, p, seen, pages, first, dim, states[r].max, states[r].sum, step[r]);
       } else {
         for (int i = skip; i < n; i += 16) Kv::put(p + i, zero());
@@ -321,14 +326,14 @@ __attribute__((noinline)) static void attend_rows(const AttnArgs& args, const At
   alignas(64) float out[R * kMaxHeadDim], split_out[R * kMaxHeadDim];
   float q_step[R];
   State states[R], split_states[R];
-  int ends[R];
-  for (int r = 0; r < R; r++) ends[r] = tile.end(r);
+  int at[R];
+  for (int r = 0; r < R; r++) at[r] = tile.position(r);
   auto scaled_query = [&](int r, int d) {
     return load(args.q + tile.token(r) * args.ldq + tile.column(r) + d) * set1(args.scale_log2e);
   };
   constexpr int kStride = kQueryWords * 4 / (int)sizeof(typename Kv::Element);
   put_queries<Kv, R>(dim, scaled_query, (typename Kv::Element*)q, kStride, q_step);
-  const int begin = tile.from(ends[0]) / kBlock * kBlock, end = ends[R - 1];
+  const int begin = tile.from(at[0]) / kBlock * kBlock, end = tile.end(at[R - 1]);
   for (int s = item.split0; s < item.split1; s++) {
     const bool whole = !item.partial && s == item.split0;
     const int token0 = most(begin, s * kKvSplit), token1 = least(end, (s + 1) * kKvSplit);
@@ -337,7 +342,7 @@ __attribute__((noinline)) static void attend_rows(const AttnArgs& args, const At
     const bool own = s + 1 < item.split1 && token1 < end;  // this sequence goes on
     const int32_t* next = own ? item.blocks + token1 / kBlock : item.next_blocks;
     const int num_next = own ? (end - token1 + kBlock - 1) / kBlock : item.num_next;
-    if (token0 < token1) attend_split<Kv, R>(tile, ends, q, q_step, pages, token0, token1, next, num_next, state, to);
+    if (token0 < token1) attend_split<Kv, R>(tile, at, q, q_step, pages, token0, token1, next, num_next, state, to);
     else
       for (int r = 0; r < R; r++) state[r] = State{kLowest, 0};
     for (int r = 0; r < R; r++) {

@@ -12,7 +12,8 @@ constexpr int kFewItems = 4;
 
 }  // namespace
 
-AttnPlan::AttnPlan(int group, int heads, int window, int kv_heads, int head_dim, int max_model_len, int workers)
+AttnPlan::AttnPlan(int group, int heads, int window, bool causal, int kv_heads, int head_dim, int max_model_len,
+                   int workers)
     : group_(group),
       heads_(heads),
       window_(window),
@@ -20,6 +21,7 @@ AttnPlan::AttnPlan(int group, int heads, int window, int kv_heads, int head_dim,
       head_dim_(head_dim),
       tile_(std::max(1, kItemRows / (heads / kv_heads))),
       workers_(workers),
+      causal_(causal),
       partial_floats_(static_cast<size_t>(tile_) * static_cast<size_t>(heads / kv_heads) *
                       static_cast<size_t>(head_dim + 2)),
       max_splits_((max_model_len + kKvSplit - 1) / kKvSplit),
@@ -40,8 +42,9 @@ void AttnPlan::make(const Batch& batch) {
         item.pos0 = batch.positions[t];
         item.kv_head = h;
         item.blocks = table.blocks + int64_t{s} * table.width;
+        item.context = causal_ ? 0 : batch.context_lens[s];
         item.split0 = first_token(item) / kKvSplit;
-        item.split1 = (item.pos0 + item.ntok + kKvSplit - 1) / kKvSplit;
+        item.split1 = (end_token(item) + kKvSplit - 1) / kKvSplit;
         items_.push_back(item);
       }
   if (static_cast<int>(items_.size()) < kFewItems * workers_) split();
@@ -52,7 +55,7 @@ void AttnPlan::make(const Batch& batch) {
     if (next.kv_head != items_[i].kv_head) continue;
     const int first = first_token(next) / kBlock;
     items_[i].next_blocks = next.blocks + first;
-    items_[i].num_next = std::min(kKvTile / kBlock, (next.pos0 + next.ntok + kBlock - 1) / kBlock - first);
+    items_[i].num_next = std::min(kKvTile / kBlock, (end_token(next) + kBlock - 1) / kBlock - first);
   }
 }
 
@@ -60,8 +63,14 @@ int AttnPlan::first_token(const AttnItem& item) const {
   return std::max(item.split0 * kKvSplit, window_ > 0 ? std::max(0, item.pos0 + 1 - window_) : 0);
 }
 
+int AttnPlan::end_token(const AttnItem& item) const {
+  const int last = item.pos0 + item.ntok;
+  if (causal_) return last;
+  return window_ > 0 ? std::min(item.context, last - 1 + window_) : item.context;
+}
+
 int64_t AttnPlan::cost_of(const AttnItem& item) const {
-  const int end = std::min(item.pos0 + item.ntok, item.split1 * kKvSplit);
+  const int end = std::min(end_token(item), item.split1 * kKvSplit);
   return int64_t{end - first_token(item)} * (item.ntok + 4);  // 4: reading K and V costs as much as a few tokens
 }
 

@@ -1,4 +1,4 @@
-// The attention work of one step: made once, used by every layer with the same KV group, number of heads and window.
+// The attention work of one step: made once, used by every layer with the same KV group, number of heads, window and direction.
 #pragma once
 #include <vector>
 
@@ -16,10 +16,10 @@ struct AttnMerge {  // all splits of one tile of rows
 class AttnPlan {
  public:
   // Reserves (touched on use) the partial results of the few items that are split among threads.
-  AttnPlan(int group, int heads, int window, int kv_heads, int head_dim, int max_model_len, int workers);
+  AttnPlan(int group, int heads, int window, bool causal, int kv_heads, int head_dim, int max_model_len, int workers);
 
-  bool serves(int group, int heads, int window) const {
-    return group == group_ && heads == heads_ && window == window_;
+  bool serves(int group, int heads, int window, bool causal) const {
+    return group == group_ && heads == heads_ && window == window_ && causal == causal_;
   }
   void make(const Batch& batch);
 
@@ -28,10 +28,12 @@ class AttnPlan {
 
  private:
   int first_token(const AttnItem& item) const;  // that an item reads, in the first of its splits
+  int end_token(const AttnItem& item) const;    // behind those that it reads
   int64_t cost_of(const AttnItem& item) const;
   void split();
 
   int group_, heads_, window_, kv_heads_, head_dim_, tile_, workers_;
+  bool causal_;
   size_t partial_floats_;  // of one split of one tile
   int max_splits_;
   Memory partials_;

@@ -113,6 +113,7 @@ struct AttnItem {
   int num_next;
   float* partial;  // null: all splits are here, write the result. Otherwise floats [split1 - split0][row][D + 2], row =
                    // token * group + head of the group: unnormalised output, max, sum of that split only
+  int context = 0;  // 0: causal. Otherwise queries see what follows them, too, of so many tokens of the sequence
 };
 
 struct AttnArgs {
@@ -124,7 +125,7 @@ struct AttnArgs {
   float* out;  // [T][ld_out] float32, or null and
   int64_t ld_out;
   const Activation* act;  // rounded output
-  int window;             // tokens that a query sees, itself included; 0: all
+  int window;             // tokens that a query sees, itself included; 0: all. Not causal: so many to either side
   // Scores are in units of log2(e): s = cap * tanh(q k / cap), then s += slope * (position of the key - of the query).
   float softcap_log2e;        // 0: none
   const float* slopes_log2e;  // [heads] or null (ALiBi)

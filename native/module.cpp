@@ -264,6 +264,7 @@ NB_MODULE(_native, m) {
       .def_rw("rope", &Node::rope)
       .def_rw("neox", &Node::neox)
       .def_rw("window", &Node::window)
+      .def_rw("causal", &Node::causal)
       .def_rw("softcap", &Node::softcap)
       .def_rw("slopes", &Node::slopes)
       .def_rw("targets", &Node::targets)

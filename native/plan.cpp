@@ -323,11 +323,11 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
   for (const Node& node : spec_.nodes) {
     int index = -1;
     if (node.op == Op::Attention) {
-      const auto same = [&](const AttnPlan& p) { return p.serves(node.group, node.heads, node.window); };
+      const auto same = [&](const AttnPlan& p) { return p.serves(node.group, node.heads, node.window, node.causal); };
       index = static_cast<int>(std::find_if(attn_plans_.begin(), attn_plans_.end(), same) - attn_plans_.begin());
       if (index == static_cast<int>(attn_plans_.size())) {
         const GroupSpec& g = spec_.groups[static_cast<size_t>(node.group)];
-        attn_plans_.emplace_back(node.group, node.heads, node.window, g.kv_heads, g.head_dim,
+        attn_plans_.emplace_back(node.group, node.heads, node.window, node.causal, g.kv_heads, g.head_dim,
                                  spec_.limits.max_model_len, pool_->size());
       }
     }

@@ -100,7 +100,8 @@ struct Node {
   int vector = -1;           // norm weight, bias, sinks or order of columns: a weight of one row
   float eps = 0, scale = 0;
   int heads = 0, group = -1, group_layer = -1;
-  int window = 0;             // AttnArgs
+  int window = 0;  // AttnArgs
+  bool causal = true;
   float softcap = 0;          // in natural units, as are
   std::vector<float> slopes;  // per head, or none
   int rope = -1, head_dim = 0;
@@ -197,7 +198,7 @@ class Program {
   ProgramSpec spec_;
   Memory arena_;
   std::vector<Weight> weights_;
-  std::deque<AttnPlan> attn_plans_;            // one per KV group, number of heads and window
+  std::deque<AttnPlan> attn_plans_;            // one per KV group, number of heads, window and direction
   std::vector<int> attn_plan_of_;              // per node
   std::vector<std::vector<float>> cos_, sin_;  // per rope [T][rot / 2]
   std::vector<std::vector<int32_t>> slots_;    // per group [T] block of the token

@@ -59,6 +59,7 @@ class Node:
     rope: int
     neox: bool
     window: int
+    causal: bool
     softcap: float
     slopes: list[float]
     targets: list[int]

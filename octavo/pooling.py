@@ -8,8 +8,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Pooling = Literal["last", "mean", "cls"]
-"""Of which tokens: the last, all with equal weights, or the first."""
+Pooling = Literal["last", "mean", "cls", "pooler", "scores"]
+"""Of which tokens: the last, all with equal weights, or the first. What a model's own head makes of the first, where it
+has one: BERT's pooler, or a classifier's scores."""
+
+HEADS: tuple[Pooling, ...] = ("pooler", "scores")
 
 F64 = NDArray[np.float64]
 
@@ -21,9 +24,8 @@ class Pool:
     """
 
     def __init__(self, pooling: Pooling, num_tokens: int) -> None:
-        self._wanted = {
-            "last": range(num_tokens - 1, num_tokens), "mean": range(num_tokens), "cls": range(1)
-        }[pooling]  # fmt: skip
+        self.output = pooling if pooling in HEADS else "hidden"  # of the graph
+        self._wanted = {"last": range(num_tokens - 1, num_tokens), "mean": range(num_tokens)}.get(pooling, range(1))
         self._num_taken = 0
         self._sum: F64 | None = None
 

@@ -144,7 +144,7 @@ class Request:
 
     __slots__ = (
         "arrival", "choice", "constraint", "eos_ids", "finish_reason", "from_disk", "gates", "id", "num_cached",
-        "num_computed", "num_preemptions", "output_ids", "params", "pool", "prompt_ids", "prompt_logprobs", "seed", "stop_ids",
+        "num_computed", "num_first", "num_preemptions", "output_ids", "params", "pool", "prompt_ids", "prompt_logprobs", "seed", "stop_ids",
         "tables", "terms",
     )  # fmt: skip
 
@@ -166,6 +166,7 @@ class Request:
         self.gates: list[Gate] = []  # it does not run before all are open
         self.constraint: Constraint | None = None
         self.pool: Pool | None = None  # its states are wanted, not tokens: max_tokens is 0
+        self.num_first: int | None = None  # tokens of the first of two texts; those behind have type 1
         self.num_cached = 0
         self.from_disk: tuple[int, int] | None = None  # tokens [start, stop) that a load brought; None: none was tried
         self.num_computed = 0

@@ -1,4 +1,4 @@
-"""What attention can do besides plain causal attention: windows, softcap, ALiBi, sinks, int8 caches, and all at once.
+"""What attention can do besides plain causal attention: windows, softcap, ALiBi, sinks, int8 caches, both directions.
 
 Against an independent softmax, node by node on every level, and bit by bit over chunks, threads and memory reuse.
 """
@@ -33,6 +33,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "slopes": {"slopes": SLOPES},
     "sinks": {"sinks": True},
     "window and sinks": {"window": 600, "sinks": True},
+    "both directions": {"causal": False},
+    "both directions in a window": {"causal": False, "window": 37},
     "all": {"window": 21, "softcap": 3.0, "slopes": SLOPES, "sinks": True},
 }
 KV_TYPES = [DType.BF16, DType.F32, DType.I8]
@@ -52,7 +54,12 @@ class Source:
 
 
 def model(
-    kv: DType, window: int | None = None, softcap: float = 0.0, slopes: tuple[float, ...] = (), sinks: bool = False
+    kv: DType,
+    window: int | None = None,
+    softcap: float = 0.0,
+    slopes: tuple[float, ...] = (),
+    sinks: bool = False,
+    causal: bool = True,
 ) -> tuple[Graph, InMemory]:
     """One layer of attention between an embedding and the logits. Scores are large enough for the softcap to bend them."""
     rng = np.random.default_rng(0)
@@ -64,14 +71,15 @@ def model(
     }
     checkpoint = InMemory({}, tensors, "BF16")
     b = Builder("attention", VOCAB, 4096, Source(checkpoint))
-    group = b.kv_group(KvGroup("only", (0,), KV_HEADS, DIM, kv, window))
+    group = b.kv_group(KvGroup("only", (0,), KV_HEADS, DIM, kv, window if causal else None))
     embedding = b.matrix({"embed": VOCAB}, HIDDEN)
     x = b.embed(embedding)
     b.layer = 0
     parts = b.split(b.linear(x, {"q": q, "k": kv_cols, "v": kv_cols}), q, kv_cols, kv_cols)
     inv_freq = tuple(1000.0 ** (-2 * i / DIM) for i in range(DIM // 2))
     rotated = [b.rope(part, DIM, inv_freq, name=name) for part, name in zip(parts, "qk", strict=False)]
-    y = b.attention(*rotated, parts[2], group, DIM**-0.5, softcap, slopes, "sinks" if sinks else None)
+    sink, both = "sinks" if sinks else None, {} if causal else {"causal": False, "window": window}
+    y = b.attention(*rotated, parts[2], group, DIM**-0.5, softcap, slopes, sink, **both)  # type: ignore[arg-type]
     y = b.add(x, b.linear(y, {"o": HIDDEN}))
     b.layer = -1
     b.sample(b.logits(b.gather_rows(y), embedding))
@@ -84,13 +92,14 @@ def naive(q: Any, k: Any, v: Any, first: int, start: int, a: ops.Attention, sink
     y = np.empty(q.shape)
     for t in range(len(q)):
         position = start + t
-        seen = [p for p in range(first, position + 1) if a.window is None or position - p < a.window]
+        end = position + 1 if a.causal else first + len(k)
+        seen = [p for p in range(first, end) if a.window is None or abs(position - p) < a.window]
         for h in range(a.heads):
             scores = []
             for p in seen:
                 s = float(q[t, h].astype(np.float64) @ k[p - first, h // (a.heads // a.kv_heads)]) * a.scale
                 s = a.softcap * math.tanh(s / a.softcap) if a.softcap else s
-                scores.append(s - (a.slopes[h] * (position - p) if a.slopes else 0))
+                scores.append(s + (a.slopes[h] * (p - position) if a.slopes else 0))
             weights = np.exp(scores)
             total = weights.sum() + (math.exp(sinks[0, h]) if sinks is not None else 0)
             y[t, h] = weights @ v[[p - first for p in seen], h // (a.heads // a.kv_heads)] / total
@@ -163,7 +172,7 @@ def logits(run: CpuProgram, ids: NDArray[np.int32], chunks: list[int], window: i
 def test_chunks_threads_and_memory_change_no_bit(name: str, kv: DType) -> None:
     """Three splits long: with threads to spare each split is work of its own, and merged."""
     graph, checkpoint = model(kv, **FEATURES[name])
-    n, window = 2 * KV_SPLIT + 70, FEATURES[name].get("window")
+    n, window = 2 * KV_SPLIT + 70, graph.groups[0].window
     ids = np.random.default_rng(4).integers(VOCAB, size=n).astype(np.int32)
     whole = logits(program(graph, checkpoint, n, num_threads=1), ids, [n], window)
     assert np.isfinite(whole).all()
@@ -173,6 +182,7 @@ def test_chunks_threads_and_memory_change_no_bit(name: str, kv: DType) -> None:
         ({"num_threads": 1, "reuse": False, "poison": True}, [n - 9, *[1] * 9]),
     ]
     for options, chunks in variants:
+        chunks = chunks if graph.causal else [n]
         got = logits(program(graph, checkpoint, max(chunks), **options), ids, chunks, window)
         np.testing.assert_array_equal(whole.view(np.uint32), got.view(np.uint32))
 
@@ -186,6 +196,7 @@ def test_an_int8_block_takes_half_the_memory() -> None:
     ("features", "message"),
     [
         ({"window": 0}, "a window of 0 tokens"),
+        ({"window": 0, "causal": False}, "the window is empty"),
         ({"slopes": (0.5,)}, "sinks and slopes are one per head"),
         ({"softcap": -1.0}, "softcap is negative"),
     ],
@@ -199,5 +210,11 @@ def test_a_layer_has_the_window_of_its_group() -> None:
     graph, _ = model(DType.BF16, window=8)
     node = next(n for n in graph.nodes if isinstance(n.attrs, ops.Attention))
     node.attrs = ops.Attention(0, HEADS, KV_HEADS, DIM, DIM**-0.5, window=9)
+    with pytest.raises(GraphError, match="the window is not its KV group's"):
+        verify(graph)
+    node.attrs = ops.Attention(0, HEADS, KV_HEADS, DIM, DIM**-0.5, window=8, causal=False)
+    with pytest.raises(GraphError, match="is causal where the graph is not"):
+        verify(graph)
+    graph.causal = False
     with pytest.raises(GraphError, match="the window is not its KV group's"):
         verify(graph)

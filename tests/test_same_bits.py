@@ -76,8 +76,8 @@ class Watched:
         self._seen.look(batch)
         return self._program.run(batch)
 
-    def hidden(self) -> Any:
-        return self._program.hidden()
+    def output(self, name: str) -> Any:
+        return self._program.output(name)
 
 
 def config(path: Path, **options: Any) -> EngineConfig:

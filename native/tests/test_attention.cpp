@@ -31,6 +31,7 @@ struct Features {
   int window = 0;  // 0: none
   float softcap = 0;
   bool slopes = false, sinks = false;
+  bool both = false;  // not causal
 };
 
 const char* name_of(KvType type) { return type == KvType::BF16 ? "bf16" : type == KvType::F32 ? "f32" : "i8"; }
@@ -104,13 +105,18 @@ struct Sequence {
   }
 
   int from(int token) const { return features.window ? std::max(0, token + 1 - features.window) : 0; }
+  int end(int token) const {
+    if (!features.both) return token + 1;
+    return features.window ? std::min(context, token + features.window) : context;
+  }
 
   // Step rows start at token `first`. Valid until the next call.
   AttnItem item(int begin, int end, int first) {
     visible = blocks;
     std::fill_n(visible.begin(), from(begin) / kBlock, kNoBlock);
-    const int split0 = from(begin) / kKvSplit, split1 = (end + kKvSplit - 1) / kKvSplit;
-    return {begin - first, end - begin, begin, kHead, split0, split1, &visible[0], blocks.data(), 1, nullptr};
+    const int split0 = from(begin) / kKvSplit, split1 = (this->end(end - 1) + kKvSplit - 1) / kKvSplit;
+    const int all = features.both ? context : 0;
+    return {begin - first, end - begin, begin, kHead, split0, split1, &visible[0], blocks.data(), 1, nullptr, all};
   }
   AttnArgs args(int first, float* out, const Activation* act) const {
     const int64_t ld = heads * dim;
@@ -126,7 +132,7 @@ struct Sequence {
 
   // Row (token, query head of the group) in float64 from what the cache holds, and the error that rounding allows.
   void expected(int token, int g, std::vector<double>& y, std::vector<double>& tolerance) const {
-    const int head = kHead * group + g, begin = from(token), n = token + 1 - begin;
+    const int head = kHead * group + g, begin = from(token), n = end(token) - begin;
     std::vector<double> p(n), query(dim);
     std::vector<float> scaled(dim);
     for (int d = 0; d < dim; d++) scaled[d] = q[(size_t(token) * heads + head) * dim + d] * scale;
@@ -174,8 +180,8 @@ void test_sequence(const Kernels& kernels, KvType type, Features f, int context,
   if (first) s.write(kernels, 0, first);
   s.write(kernels, first, context);
   char what[99];
-  snprintf(what, sizeof what, "%s window %d cap %g%s%s", name_of(type), f.window, double(f.softcap),
-           f.slopes ? " slopes" : "", f.sinks ? " sinks" : "");
+  snprintf(what, sizeof what, "%s window %d cap %g%s%s%s", name_of(type), f.window, double(f.softcap),
+           f.slopes ? " slopes" : "", f.sinks ? " sinks" : "", f.both ? " both sides" : "");
 
   Guarded<float> whole(floats);
   memset(whole.data(), 0, floats * 4);
@@ -202,14 +208,15 @@ void test_sequence(const Kernels& kernels, KvType type, Features f, int context,
     kernels.attention[int(type)](s.args(first, decoded.data(), nullptr), s.item(t, t + 1, first));
   same(decoded, decoded.data(), "one by one");
 
-  // Chunks in the order of a real prefill: what comes later is still poison.
+  // Chunks in the order of a real prefill: what comes later, and is not seen, is still poison.
   Guarded<float> chunked(floats);
   memset(chunked.data(), 0, floats * 4);
   memset(s.memory.data(), 0xff, s.memory.size());
   if (first) s.write(kernels, 0, first);
+  if (f.both) s.write(kernels, first, context);
   for (int t = first; t < context;) {
     const int end = std::min(context, t + 1 + random.below(9));
-    s.write(kernels, t, end);
+    if (!f.both) s.write(kernels, t, end);
     kernels.attention[int(type)](s.args(first, chunked.data(), nullptr), s.item(t, end, first));
     t = end;
   }
@@ -257,7 +264,9 @@ int main(int argc, char** argv) {
                                {.window = 16, .slopes = true},
                                {.sinks = true},
                                {.window = 130, .softcap = 5},
-                               {.window = 600, .sinks = true}};
+                               {.window = 600, .sinks = true},
+                               {.both = true},
+                               {.window = 65, .both = true}};
   for (const Kernels* kernels : check::levels(argc, argv)) {
     std::printf("level %s\n", kernels->name);
     for (KvType type : {KvType::BF16, KvType::F32, KvType::I8}) {
@@ -270,7 +279,7 @@ int main(int argc, char** argv) {
             continue;
           const int groups[] = {1, 3, 4, 8, 2, 5, 7, 16};
           test_sequence(*kernels, type, {}, context, groups[seed % 8], dim, seed);
-          test_sequence(*kernels, type, features[seed % 9], context, groups[seed % 8], dim, seed);
+          test_sequence(*kernels, type, features[seed % std::size(features)], context, groups[seed % 8], dim, seed);
           seed += seed % 9 == 0 ? 2 : 1;
         }
       // Each feature over several tiles and splits, rows that start in different tiles.

@@ -80,6 +80,7 @@ class SamplingArrays(NamedTuple):
 
 
 _NO_MASKS, _NO_IDS = np.zeros((0, 0), np.uint32), np.zeros(0, np.int32)
+NO_TYPES = _NO_IDS
 _NO_VALUES, _NO_PAIRS = np.zeros(0, np.float32), np.zeros((0, 2), np.float32)
 
 
@@ -96,6 +97,7 @@ class StepBatch(NamedTuple):
     logit_rows: I32  # [R]
     sampling: SamplingArrays
     adapters: I32 = NO_ADAPTERS  # [T] slot of each token's adapter, -1: none. Empty: no token has one
+    token_types: I32 = NO_TYPES  # [T] of encoders that tell two texts apart; empty: all 0
 
 
 class StepResult(NamedTuple):
@@ -107,6 +109,18 @@ class StepResult(NamedTuple):
     top_ids: I32  # [R, max(num_top)]
     top_logprobs: F32
     invalid: NDArray[np.bool_]  # [R] NaN or no finite logit: fail that request only
+
+    @staticmethod
+    def nothing(num_rows: int, width: int = 0) -> StepResult:
+        """Zeros: of a graph that draws nothing. width: of the alternatives."""
+        return StepResult(
+            token_ids=np.zeros(num_rows, np.int32),
+            logprobs=np.zeros(num_rows, np.float32),
+            ranks=np.zeros(num_rows, np.int32),
+            top_ids=np.zeros((num_rows, width), np.int32),
+            top_logprobs=np.zeros((num_rows, width), np.float32),
+            invalid=np.zeros(num_rows, np.bool_),
+        )
 
 
 class StepHandle(Protocol):
@@ -143,8 +157,8 @@ class Program(Protocol):
         """[R, vocab] of the last run; valid until the next."""
         ...
 
-    def hidden(self) -> F32:
-        """[R, hidden size] of the last run: the states after the final norm, which the logits are made of."""
+    def output(self, name: str) -> F32:
+        """[R, cols] of the last run: an output of the graph, as "hidden", the states after the final norm."""
         ...
 
     def trace(self, batch: StepBatch) -> list[TraceSpan]:

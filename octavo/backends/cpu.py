@@ -200,8 +200,8 @@ class CpuProgram:
     def logits(self) -> F32:
         return self._program.logits()
 
-    def hidden(self) -> F32:
-        return self.read(self.graph.output("hidden"))
+    def output(self, name: str) -> F32:
+        return self.read(self.graph.output(name))
 
     def trace(self, batch: StepBatch) -> list[TraceSpan]:
         spans = []
@@ -219,14 +219,7 @@ class CpuProgram:
     def _run(self, batch: StepBatch, timed: bool) -> tuple[StepResult, list[tuple[int, float, float]]]:
         rows = len(batch.logit_rows)
         width = max(0, int(batch.sampling.num_top.max())) if rows else 0
-        result = StepResult(
-            token_ids=np.zeros(rows, np.int32),
-            logprobs=np.zeros(rows, np.float32),
-            ranks=np.zeros(rows, np.int32),
-            top_ids=np.zeros((rows, width), np.int32),
-            top_logprobs=np.zeros((rows, width), np.float32),
-            invalid=np.zeros(rows, np.bool_),
-        )
+        result = StepResult.nothing(rows, width)
         return result, self._program.run(batch, *result, timed=timed)
 
 

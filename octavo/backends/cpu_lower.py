@@ -188,7 +188,7 @@ def _attention(low: _Lowering, native: _native.Node, node: Node, a: ops.Attentio
     q, _, *sinks = node.ins
     native.a, native.out = low.operand(q), low.operand(node.outs[0])
     native.heads, native.scale, native.window = a.heads, a.scale, a.window or 0
-    native.softcap, native.slopes = a.softcap, list(a.slopes)
+    native.softcap, native.slopes, native.causal = a.softcap, list(a.slopes), a.causal
     if sinks:
         native.vector = low.vector(sinks[0])
     low.put_group(native, node, a.group, a.head_dim)

@@ -84,7 +84,7 @@ def diff(
 
     `backend` must not fuse or reuse memory; its program must be Readable. `report` is told of every node.
     """
-    steps = example_steps(graph.vocab_size, len(graph.groups)) if steps is None else steps
+    steps = example_steps(graph.vocab_size, len(graph.groups), causal=graph.causal) if steps is None else steps
     num_blocks = [1 + max(int(table.max()) for b in steps for table in b.block_tables)] * len(graph.groups)
     limits = Limits(
         max_tokens=max(len(b.token_ids) for b in steps),
@@ -287,14 +287,16 @@ _TOLERANCES: dict[str, Callable[[Interpreter, Node, Any], F64]] = {
 # ---- steps to compare on
 
 
-def example_steps(vocab_size: int, num_groups: int = 1, seed: int = 0) -> list[StepBatch]:
-    """Two sequences of random ids: one prompt that fills the large plan, then its next token beside a short prompt."""
+def example_steps(vocab_size: int, num_groups: int = 1, seed: int = 0, causal: bool = True) -> list[StepBatch]:
+    """Two sequences of random ids: one prompt that fills the large plan, then its next token beside a short prompt.
+
+    Not causal, a step has whole sequences."""
     rng = np.random.default_rng(seed)
     first, second = rng.integers(vocab_size, size=70), rng.integers(vocab_size, size=19)
     tables = {0: [1, 3, 5, 7, 9], 1: [8, 2]}
     return [
         make_step([(first[:69], 0, tables[0])], num_groups),
-        make_step([(first[69:], 69, tables[0]), (second, 0, tables[1])], num_groups),
+        make_step([(first[69 if causal else 0 :], 69 if causal else 0, tables[0]), (second, 0, tables[1])], num_groups),
     ]
 
 

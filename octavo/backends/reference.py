@@ -144,7 +144,8 @@ class Interpreter:
         """[rows, cols] of a value or a view; an input of the batch as [rows]."""
         if v.kind is Kind.INPUT:
             array: NDArray[Any] = getattr(self.batch, v.name)
-            return array
+            plain = v.name == "token_types" and not len(array)
+            return np.zeros_like(self.batch.token_ids) if plain else array
         if v.kind is Kind.WEIGHT:
             return np.concatenate([self.weights[p.name] for p in v.parts], axis=1 if v.rows.coef == 1 else 0)
         view: NDArray[Any] = self.values[v.root][:, v.start : v.start + v.cols]
@@ -369,8 +370,8 @@ class ReferenceProgram:
     def logits(self) -> F32:
         return self.read(self._graph.output("logits"))
 
-    def hidden(self) -> F32:
-        return self.read(self._graph.output("hidden"))
+    def output(self, name: str) -> F32:
+        return self.read(self._graph.output(name))
 
     def read(self, value: Value) -> NDArray[Any]:
         """What the last run computed for a root value, decoded; of temps only without `reuse`."""
@@ -390,8 +391,7 @@ class ReferenceProgram:
             run = step.run_all(self._graph.nodes, keep=not self._reuse)
             spans = [TraceSpan(node.op, node.layer, seconds, 0.0) for node, seconds in run]
         self._values = step.values
-        assert step.result is not None
-        return Done(step.result), spans
+        return Done(step.result or StepResult.nothing(len(batch.logit_rows))), spans
 
 
 class ReferenceBackend:

@@ -139,7 +139,7 @@ def attention(
 ) -> F32:
     """Tokens at positions start.. of one sequence: q[n, heads, D] -> [n, heads, D].
 
-    k, v [m, kv_heads, D] are those of the positions first .. start + n, already rounded to the KV type `dtype`.
+    k, v [m, kv_heads, D] are those of the positions from `first` to the end, already rounded to the KV type `dtype`.
     Probabilities are rounded to bf16 relative to the greatest score of the row; kernels may round them relative to the
     greatest so far, and where the cache is int8, to 16 bits. Their sum is of the unrounded ones. sinks [1, heads].
     """
@@ -148,7 +148,8 @@ def attention(
     scaled = q * np.float32(a.scale * LOG2_E)
     scaled = round_bf16(scaled) if dtype is DType.BF16 else fixed_point(scaled, 32767) if dtype is DType.I8 else scaled
     distance = (first + np.arange(len(k))) - (start + np.arange(n)[:, None])  # key - query
-    visible = (distance <= 0) & (distance > -(a.window or start + n))
+    reach = a.window or first + len(k)
+    visible = (distance > -reach) & (distance < (1 if a.causal else reach))
     y = np.empty_like(q)
     for head in range(a.heads):
         keys, values = k[:, head // group].astype(np.float64), v[:, head // group].astype(np.float64)

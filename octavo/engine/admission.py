@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from octavo.engine.messages import Add
+from octavo.engine.messages import Abilities, Add
+from octavo.pooling import HEADS
 from octavo.request import MAX_LOGPROBS, ParameterError, SamplingParams
 
 
@@ -18,9 +19,11 @@ class Bounds(NamedTuple):
     vocab_size: int
     max_model_len: int
     eos_ids: frozenset[int] = frozenset()  # end tokens that the model can draw
+    abilities: Abilities = Abilities()
 
     def check(self, add: Add) -> None:
         """Raise ParameterError naming the field and the limit; ContextLengthError where it is the length."""
+        self._check_abilities(add)
         prompt_len = len(add.prompt_ids)
         if not prompt_len:
             raise ParameterError("prompt", "the prompt is empty: it must have at least one token")
@@ -36,16 +39,29 @@ class Bounds(NamedTuple):
         max_tokens = add.params.max_tokens
         least = 1 if max_tokens is None else min(1, max_tokens)
         if prompt_len + least > self.max_model_len:
-            raise ContextLengthError(
-                "prompt",
-                f"the prompt has {prompt_len} tokens; prompt and output together may have {self.max_model_len}",
-            )
+            raise ContextLengthError("prompt", self.too_long(prompt_len))
         if max_tokens is not None and prompt_len + max_tokens > self.max_model_len:
             raise ContextLengthError(
                 "max_tokens",
                 f"max_tokens is {max_tokens} and the prompt has {prompt_len} tokens, together {prompt_len + max_tokens}; "
                 f"at most {self.max_model_len} fit: max_tokens {self.max_model_len - prompt_len} would",
             )
+
+    def too_long(self, prompt_len: int) -> str:
+        """Why a prompt of so many tokens is refused."""
+        if not self.abilities.generates:
+            return f"the text has {prompt_len} tokens; this model reads at most {self.max_model_len} at once"
+        return f"the prompt has {prompt_len} tokens; prompt and output together may have {self.max_model_len}"
+
+    def _check_abilities(self, add: Add) -> None:
+        can = self.abilities
+        if add.pooling is None and not can.generates:
+            raise ParameterError(
+                "model",
+                "this model is an encoder and generates no text: /v1/embeddings, /v1/score and /v1/rerank use it",
+            )
+        if add.pooling in HEADS and add.pooling not in can.heads:
+            raise ParameterError("pooling", f"this model has no {add.pooling}: pooling may be last, mean or cls")
 
     def _check_width(self, params: SamplingParams) -> None:
         """A beam search looks at so many continuations of each beam that its width is left where all end tokens go."""

@@ -194,7 +194,8 @@ class EngineClient:
                         if self._leaving[progress.id] == 0:
                             del self._leaving[progress.id]
             elif isinstance(event, Ready):
-                self.bounds = Bounds(event.vocab_size, event.max_model_len, frozenset(event.eos_ids))
+                eos_ids = frozenset(event.eos_ids)
+                self.bounds = Bounds(event.vocab_size, event.max_model_len, eos_ids, event.abilities)
                 if not self._ready.done():
                     self._ready.set_result(event)
             elif isinstance(event, Reply):

@@ -86,6 +86,7 @@ class Engine:
             search = BeamSearch(request, self.bounds.max_model_len) if params.use_beam_search else None
             if add.pooling is not None:
                 request.pool = Pool(add.pooling, len(add.prompt_ids))
+                request.num_first = add.num_first
             self._constrain(request)
             try:
                 self._scheduler.add(search.first if search else request, search)
@@ -179,7 +180,8 @@ class Engine:
         if self._tier is not None:
             for request in step.prompts_done():
                 self._tier.offer(request, request.num_cached)
-        updates = self._scheduler.commit(step, result, self._program.hidden() if step.pools else None)
+        states = {name: self._program.output(name) for name in step.outputs}
+        updates = self._scheduler.commit(step, result, states)
         self._steps += 1
         seconds = time.perf_counter() - started
         if self._tier is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.backends.base import Backend, Limits, Program
-from octavo.cache.blocks import BLOCK_SIZE, GroupSpec
+from octavo.cache.blocks import BLOCK_SIZE, GroupSpec, blocks_for
 from octavo.cache.kv import KvCache
 from octavo.cache.match import Match
 from octavo.cache.store import BlockStore
@@ -21,16 +21,18 @@ from octavo.cache.tiers import LONG_PREFIX, DiskTier
 from octavo.config import ConfigError, EngineConfig
 from octavo.engine.admission import Bounds
 from octavo.engine.memory import KvNeeds, KvSize, check_weights, format_bytes, free_memory, size_kv
-from octavo.engine.messages import Ready
+from octavo.engine.messages import Abilities, Ready
 from octavo.engine.space import kv_space
-from octavo.graph.ir import Graph
+from octavo.graph.ir import Graph, Kind
 from octavo.models import build_graph, rope
+from octavo.pooling import HEADS
 from octavo.request import Gate, Request
 from octavo.sched.admission import Fetch
 from octavo.sched.batch import BatchBuilder
 from octavo.sched.scheduler import Scheduler
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.digest import weight_files
+from octavo.weights.sentence_transformers import read_pooling
 from octavo.weights.spec import Checkpoint
 
 MIN_LOGIT_ROWS = 64
@@ -72,6 +74,7 @@ class Loaded:
             threads=getattr(self.backend, "num_threads", 1),
             isa=getattr(self.backend, "isa", self.backend.name),
             eos_ids=sorted(self.bounds.eos_ids),
+            abilities=self.bounds.abilities,
             notices=[self.kv.describe(self.bounds.max_model_len), *self.notices],
         )
 
@@ -99,23 +102,30 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
     with phase("graph"):
         graph = build_graph(checkpoint, config.activations, config.kv_dtype, config.max_model_len)
         notices, max_model_len = _max_model_len(config, checkpoint, graph)
+        abilities = _abilities(graph, checkpoint)
+        # An encoder reads a text in one step, and pools any of its states.
+        max_tokens = max(config.max_num_batched_tokens, 0 if graph.causal else max_model_len)
+        max_rows = max(config.max_num_seqs, min(MIN_LOGIT_ROWS, max_tokens) if graph.causal else max_tokens)
         notices += checkpoint.notices
     with phase("pack"):
         check_weights(backend.weight_bytes(graph), free_memory())
         weights = backend.pack(graph, checkpoint, (lambda done, total: report("pack", done, total)) if report else None)
     with phase("kv"):
+        block_bytes = backend.block_bytes(graph)
+        # What one step writes, nothing of which is kept.
+        needed = None if graph.causal else sum(block_bytes) * (blocks_for(max_tokens) + config.max_num_seqs)
         kv = size_kv(
-            [KvNeeds(n, group.window) for n, group in zip(backend.block_bytes(graph), graph.groups, strict=True)],
+            [KvNeeds(n, group.window) for n, group in zip(block_bytes, graph.groups, strict=True)],
             max_model_len=max_model_len,
             max_num_seqs=config.max_num_seqs,
-            max_step_tokens=config.max_num_batched_tokens,
-            wanted_bytes=config.kv_cache_memory,
+            max_step_tokens=max_tokens,
+            wanted_bytes=config.kv_cache_memory or needed,
             free_bytes=free_memory(),
         )
         state = backend.make_state(graph, kv.num_blocks)
     limits = Limits(
-        max_tokens=config.max_num_batched_tokens,
-        max_rows=max(config.max_num_seqs, min(MIN_LOGIT_ROWS, config.max_num_batched_tokens)),
+        max_tokens=max_tokens,
+        max_rows=max_rows,
         max_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
     )
@@ -124,9 +134,11 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
     eos_ids = frozenset(i for i in checkpoint.generation["eos_token_id"] if 0 <= i < graph.vocab_size)
     # A nonce: these keys never leave the process. The disk tier has its own, seeded with what the blocks depend on.
     groups = [GroupSpec(n, group.window) for n, group in zip(kv.num_blocks, graph.groups, strict=True)]
-    cache = KvCache(groups, seed=os.urandom(16), enabled=config.prefix_caching)
+    cache = KvCache(groups, seed=os.urandom(16), enabled=config.prefix_caching and graph.causal)
     tier = None
     if config.disk_cache is not None:
+        if not graph.causal:
+            raise ConfigError("disk_cache keeps what texts begin with, and an encoder can reuse nothing of it")
         tier = _disk_tier(config, cache, state, lambda: kv_space(graph, backend.fingerprint(), files))
         notices.append(f"disk cache in {config.disk_cache}, at most {format_bytes(config.disk_cache_size)}")
     return Loaded(
@@ -137,14 +149,25 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         state=state,
         kv=kv,
         limits=limits,
-        bounds=Bounds(graph.vocab_size, max_model_len, eos_ids),
+        bounds=Bounds(graph.vocab_size, max_model_len, eos_ids, abilities),
         program=program,
         cache=cache,
         tier=tier,
-        scheduler=Scheduler(cache, limits, _fetch(tier) if tier else None, target_itl=config.target_itl),
+        scheduler=Scheduler(
+            cache, limits, _fetch(tier) if tier else None, target_itl=config.target_itl, whole=not graph.causal
+        ),
         batches=BatchBuilder(limits, len(graph.groups)),
         phases=phases,
         notices=notices,
+    )
+
+
+def _abilities(graph: Graph, checkpoint: Checkpoint) -> Abilities:
+    outputs = {value.name: value.cols for value in graph.values() if value.kind is Kind.OUTPUT}
+    return Abilities(
+        generates=graph.causal,
+        heads={name: outputs[name] for name in HEADS if name in outputs},
+        pooling=read_pooling(checkpoint.path) or ("last" if graph.causal else "mean"),
     )
 
 

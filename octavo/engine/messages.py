@@ -34,11 +34,12 @@ class Add(msgspec.Struct, tag="add", frozen=True):
     seed: int
     terms: Terms = Terms()
     pooling: Pooling | None = None  # the pooled states of the prompt are wanted; params.max_tokens is 0
+    num_first: int | None = None  # of two texts in one: tokens of the first, its separator included; others have type 1
 
 
-def pooled(id: str, prompt_ids: list[int], pooling: Pooling, terms: Terms = PLAIN) -> Add:
+def pooled(id: str, prompt_ids: list[int], pooling: Pooling, terms: Terms = PLAIN, num_first: int | None = None) -> Add:
     """A request for the pooled states of a prompt."""
-    return Add(id, prompt_ids, _NOTHING, 0, terms, pooling)
+    return Add(id, prompt_ids, _NOTHING, 0, terms, pooling, num_first)
 
 
 _NOTHING = SamplingParams(max_tokens=0, temperature=0.0)
@@ -134,6 +135,14 @@ class StepOutput(msgspec.Struct, tag="step", frozen=True):
     stats: Stats
 
 
+class Abilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model can do."""
+
+    generates: bool = True  # False: an encoder, which reads whole texts, each in one step
+    heads: dict[Pooling, int] = {}  # its own, and how many numbers they give
+    pooling: Pooling = "last"  # what it was trained for
+
+
 class Ready(msgspec.Struct, tag="ready", frozen=True):
     """First message of an engine process."""
 
@@ -146,6 +155,7 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     threads: int
     isa: str
     eos_ids: list[int]  # end tokens that the model can draw
+    abilities: Abilities = Abilities()
     notices: list[str] = []  # lines for the user, e.g. a context longer than the model was made for
 
 

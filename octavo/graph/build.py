@@ -80,7 +80,7 @@ class Builder:
     # ---- operations, in the order of graph.ops
 
     def embed(self, weight: Value, ids: str = "token_ids", offset: int = 0) -> Value:
-        """Rows of a table; of "positions" too, from row `offset` on."""
+        """Rows of a table; of "positions" too, from row `offset` on, or of "token_types"."""
         return self._out(ops.Embed(offset), (self.input(ids, T), weight), T, weight.cols, "x")
 
     def rms_norm(self, x: Value, weight: str | None, eps: float, head_dim: int | None = None, plus: float = 0) -> Value:
@@ -104,11 +104,19 @@ class Builder:
 
     def final_norm(self, x: Value, weight: str, eps: float, plus: float = 0) -> Value:
         """The states that logits are made of: an output, for who pools them."""
-        return self._final(self.rms_norm(x, weight, eps, plus=plus))
+        return self.states(self.rms_norm(x, weight, eps, plus=plus))
 
     def final_layer_norm(self, x: Value, weight: str | None, bias: str | None, eps: float, plus: float = 0) -> Value:
         """As final_norm."""
-        return self._final(self.layer_norm(x, weight, bias, eps, plus=plus))
+        return self.states(self.layer_norm(x, weight, bias, eps, plus=plus))
+
+    def states(self, x: Value) -> Value:
+        """As final_norm, where nothing is left to be done: x is what the last call gave."""
+        return self._output(x, "hidden")
+
+    def head(self, x: Value, name: str) -> Value:
+        """What the model's own head makes of each row of states, an output: "pooler", a vector, or "scores" of labels."""
+        return self._output(x, name)
 
     def linear(
         self, x: Value, modules: Mapping[str, int], bias: bool = False, name: str = "linear", transposed: bool = False
@@ -160,13 +168,21 @@ class Builder:
         softcap: float = 0.0,
         slopes: tuple[float, ...] = (),
         sinks: str | None = None,
+        causal: bool = True,
+        window: int | None = None,
     ) -> Value:
-        """Writes k and v to this layer's cache and attends over it, within the window of its group."""
+        """Writes k and v to this layer's cache and attends over it, within the window of its group.
+
+        Not causal, the whole sequence is seen, or `window` to either side; the graph is an encoder's then.
+        """
         g = self.graph.groups[group]
         state = Value(f"{self.layer}.kv", Dim(1), 2 * g.kv_heads * g.head_dim, Kind.STATE, g.dtype)
         self._node(ops.KvWrite(group, g.kv_heads, g.head_dim), (k, v, state), ())
         heads = q.cols // g.head_dim
-        attrs = ops.Attention(group, heads, g.kv_heads, g.head_dim, scale, g.window, softcap, slopes)
+        assert window is None or not causal, "the group says it"
+        self.graph.causal = self.graph.causal and causal
+        window = g.window if causal else window
+        attrs = ops.Attention(group, heads, g.kv_heads, g.head_dim, scale, window, causal, softcap, slopes)
         sink = (self.vector({sinks: heads}),) if sinks else ()
         return self._out(attrs, (q, state, *sink), q.rows, q.cols, "attention")
 
@@ -253,9 +269,6 @@ class Builder:
             return self.vector(dict.fromkeys(name, cols // len(name)), plus)
         rows, n, _ = self._source.rows_cols_format(name)
         return self.vector({name: head_dim if head_dim and rows * n == head_dim else cols}, plus)
-
-    def _final(self, x: Value) -> Value:
-        return self._output(x, "hidden")
 
     def _output(self, x: Value, name: str) -> Value:
         """The value of the last node, made an output of that name."""

@@ -130,6 +130,7 @@ class Graph:
     vocab_size: int
     max_positions: int  # what the model was made for, in tokens
     bounded: bool = False  # it computes something else where a sequence is longer than that
+    causal: bool = True  # False, of encoders: tokens see what follows them, so that a sequence is in one step
     nodes: list[Node] = field(default_factory=list)
     groups: list[KvGroup] = field(default_factory=list)
 
@@ -143,7 +144,7 @@ class Graph:
                     yield v.root
 
     def output(self, name: str) -> Value:
-        """The output of this name: "logits", or "hidden", the states after the final norm."""
+        """The output of this name: "logits", "hidden", the states after the final norm, or what the model's own head makes of them: "pooler" or "scores"."""
         return next(v for v in self.values() if v.kind is Kind.OUTPUT and v.name == name)
 
     def weights(self) -> list[Value]:

@@ -21,7 +21,7 @@ class Attrs:
 class Embed(Attrs):
     """(ids i32[T,1], weight[N,H]) -> x[T,H]: rows ids + offset of the table, dequantised to float32.
 
-    ids is the input "token_ids" of the batch (N is the vocabulary), or "positions": learned positions.
+    ids is the input "token_ids" of the batch (N is the vocabulary), "positions": learned positions, or "token_types".
     """
 
     op = "embed"
@@ -104,9 +104,10 @@ class KvWrite(Attrs):
 
 @dataclass(frozen=True)
 class Attention(Attrs):
-    """(q[T,heads*D], state) or (q, state, sinks[1,heads]) -> y f32[T,heads*D]: causal softmax(scale q k^T) v.
+    """(q[T,heads*D], state) or (q, state, sinks[1,heads]) -> y f32[T,heads*D]: softmax(scale q k^T) v.
 
-    Over the pages of the sequence; a token sees the last `window` tokens, itself included (None: all).
+    Over the pages of the sequence; a token sees the last `window` tokens, itself included (None: all). Not causal, it
+    sees what follows it, too, window - 1 tokens to either side (None: all): the sequence is then in one step.
     softcap c > 0: a score s becomes c tanh(s / c) (Gemma 2, Team Gemma 2024). slopes, one per head: a score gets
     slope * (position of the key - of the query) (ALiBi, Press et al. 2022). sinks: exp(sink of the head) is added to
     the sum of the softmax (gpt-oss, OpenAI 2025; Xiao et al. 2024).
@@ -122,6 +123,7 @@ class Attention(Attrs):
     head_dim: int
     scale: float
     window: int | None = None
+    causal: bool = True
     softcap: float = 0.0
     slopes: tuple[float, ...] = ()
 

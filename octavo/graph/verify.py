@@ -137,7 +137,7 @@ def _embed(graph: Graph, node: Node, a: ops.Embed) -> str | None:
     last = graph.max_positions - 1 + a.offset
     positions = ids.name != "positions" or (a.offset >= 0 and graph.bounded and weight.rows.coef > last)
     return _first([(shapes and tokens, "shapes disagree"), (ids.dtype is DType.I32, "ids are int32"), _f32(y),
-                   (ids.name in ("token_ids", "positions"), "ids are token_ids or positions"),
+                   (ids.name in ("token_ids", "positions", "token_types"), "ids are token_ids, positions or token_types"),
                    (positions, f"the table has no row {last} for the last position")])  # fmt: skip
 
 
@@ -223,8 +223,12 @@ def _attend(graph: Graph, node: Node, a: ops.Attention) -> list[tuple[bool, str]
     shapes = _same(q, y) and q.rows == T and q.cols == a.heads * a.head_dim and a.heads % a.kv_heads == 0
     per_head = len(sinks) <= 1 and all((x.rows, x.cols) == (Dim(1), a.heads) for x in sinks)
     state_checks = _state(graph, node, a, state)
-    window = not all(ok for ok, _ in state_checks) or a.window == graph.groups[a.group].window
-    return [(shapes, "shapes disagree"), _f32(q), *state_checks, (window, "the window is not its KV group's"),
+    known = all(ok for ok, _ in state_checks)
+    kept = graph.groups[a.group].window if known else None
+    window = not known or (a.window == kept if a.causal else kept is None)
+    return [(shapes, "shapes disagree"), _f32(q), *state_checks, (a.causal == graph.causal, "is causal where the graph is not, or the other way round"),
+            (window, "the window is not its KV group's"),
+            (a.window is None or a.window >= 1, "the window is empty"),
             (per_head and len(a.slopes) in (0, a.heads), "sinks and slopes are one per head"),
             (a.softcap >= 0, "softcap is negative")]  # fmt: skip
 

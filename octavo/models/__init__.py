@@ -11,6 +11,7 @@ from octavo.graph.rounding import round_inputs
 from octavo.graph.verify import GraphError, verify
 from octavo.models import (
     arcee,
+    bert,
     cohere,
     cohere2,
     ernie4_5,
@@ -21,6 +22,7 @@ from octavo.models import (
     llama,
     mistral,
     mixtral,
+    modernbert,
     olmo,
     olmo2,
     phi3,
@@ -35,6 +37,12 @@ from octavo.models.config import count
 from octavo.weights.spec import ORDER, Checkpoint, CheckpointError, act_of, base_name, packed_format
 
 ARCHITECTURES = {
+    **{
+        f"{name}{end}": bert.build
+        for name in ("Bert", "Roberta", "XLMRoberta", "Camembert")
+        for end in ("Model", "ForMaskedLM", "ForSequenceClassification")
+    },
+    **{f"ModernBert{end}": modernbert.build for end in ("Model", "ForMaskedLM", "ForSequenceClassification")},
     "ArceeForCausalLM": arcee.build,
     "Cohere2ForCausalLM": cohere2.build,
     "CohereForCausalLM": cohere.build,
@@ -100,14 +108,28 @@ def build_graph(
 def _refuse_unread(graph: Graph, checkpoint: Checkpoint) -> None:
     """A layer more than the config counts, or a bias that it denies, would be left out of the model silently."""
     read = {base_name(part.name) for value in graph.weights() for part in value.parts}
-    unread = [name for name in checkpoint.names() if name not in read and name.startswith(("model.", "lm_head."))]
+    own = ("model.", "lm_head.") if graph.causal else _OF_ENCODERS
+    unread = [name for name in checkpoint.names() if name not in read and name.startswith(own)]
     unread = [name for name in unread if not name.endswith(_DERIVED)]
     if unread:
         more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
         raise CheckpointError(f"{checkpoint.path}: the config gives no place to tensor {unread[0]!r}{more}")
 
 
-_DERIVED = (".rotary_emb.inv_freq", "lm_head.weight")
+_OF_ENCODERS = (
+    "model.",
+    "bert.",
+    "roberta.",
+    "embeddings.",
+    "encoder.",
+    "layers.",
+    "final_norm.",
+    "pooler.",
+    "classifier.",
+)
+"""Beginnings of the names of their tensors; what guesses masked words (cls, lm_head, decoder) is not served."""
+
+_DERIVED = (".rotary_emb.inv_freq", "lm_head.weight", "embeddings.position_ids")
 """Ends of names of tensors that older checkpoints hold beside what they are made of: the config, tied embeddings."""
 
 

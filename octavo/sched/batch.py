@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.backends.base import I32, U32, Limits, SamplingArrays, StepBatch
+from octavo.backends.base import I32, NO_TYPES, U32, Limits, SamplingArrays, StepBatch
 from octavo.cache.blocks import blocks_for
 from octavo.request import Request
 from octavo.sampling.params import SamplingTable
@@ -32,7 +32,9 @@ class BatchBuilder:
         """The arrays of `step`; they are the caller's, and describe the requests as they are now."""
         works = step.work
         token_ids: list[int] = []
+        pairs = False
         for work in works:
+            pairs |= work.request.num_first is not None
             if self._occupants[work.slot] is not work.request:
                 self._occupants[work.slot] = work.request
                 self._table.fill(work.slot, work.request)
@@ -59,6 +61,7 @@ class BatchBuilder:
             copies=tuple(np.array(copies, np.int32) if copies else _NO_COPIES for copies in step.copies),
             logit_rows=logit_rows,
             sampling=sampling,
+            token_types=_token_types(works) if pairs else NO_TYPES,
         )
 
     def _follow(self, g: int, slot: int, table: list[int]) -> None:
@@ -160,6 +163,13 @@ class BatchBuilder:
         if any(chains):
             extras["chain_starts"], extras["chain_ops"], extras["chain_values"] = _ragged(chains, np.float32)
         return extras
+
+
+def _token_types(works: list[Work]) -> I32:
+    """0 in the first of two texts, 1 behind it."""
+    firsts = [work.stop if (n := work.request.num_first) is None else n for work in works]
+    rows = [np.arange(work.start, work.stop) >= first for work, first in zip(works, firsts, strict=True)]
+    return np.concatenate(rows).astype(np.int32)
 
 
 def _starts(counts: NDArray[Any]) -> I32:

@@ -38,11 +38,15 @@ class Want(NamedTuple):
 
 
 class StepBudget:
-    """`target_itl`: seconds between two tokens of a stream that prefill beside it may not exceed; None: the default."""
+    """`target_itl`: seconds between two tokens of a stream that prefill beside it may not exceed; None: the default.
 
-    def __init__(self, cost: StepCost, target_itl: float | None = None) -> None:
+    `whole`: a prompt is computed in one step, or not in this one (encoders: no token stands for those that follow).
+    """
+
+    def __init__(self, cost: StepCost, target_itl: float | None = None, whole: bool = False) -> None:
         self._cost = cost
         self._target = target_itl
+        self._whole = whole
 
     def seconds(self, decodes: Load) -> float:
         """For all prefills of a step with these decodes."""
@@ -60,6 +64,8 @@ class StepBudget:
         """
         if not wants:
             return {}
+        if self._whole:
+            return self._share_whole(wants, num_tokens)
         oldest = min(wants, key=lambda want: want.oldest)
         kept_seconds, kept_tokens = seconds / 2, min((num_tokens + 1) // 2, oldest.stop - oldest.start)
         counts: dict[Live, int] = {}
@@ -71,6 +77,16 @@ class StepBudget:
             num_tokens -= n
             if n:
                 seconds -= self._cost.seconds(want.start, n)
+        return counts
+
+    @staticmethod
+    def _share_whole(wants: Sequence[Want], num_tokens: int) -> dict[Live, int]:
+        """In their order, which is that of admission: each all that it needs, as long as that is left."""
+        counts: dict[Live, int] = {}
+        for want in wants:
+            needed = want.stop - want.start
+            counts[want.live] = needed if needed <= num_tokens else 0
+            num_tokens -= counts[want.live]
         return counts
 
     def _portion(self, want: Want, seconds: float, num_tokens: int, least: bool) -> int:

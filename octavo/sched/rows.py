@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
 from octavo.backends.base import F32, StepResult
 from octavo.request import TokenLogprobs
 from octavo.sched.step import Work
@@ -10,16 +15,18 @@ from octavo.sched.step import Work
 class Rows:
     """Every piece of work takes its rows once, by `take` or `skip`."""
 
-    def __init__(self, result: StepResult, hidden: F32 | None = None) -> None:
-        """hidden: the states of the rows, [R, hidden size], where the step pools."""
+    def __init__(self, result: StepResult, states: Mapping[str, F32] = MappingProxyType({})) -> None:
+        """states: outputs of the graph that are pooled, [R, columns]."""
         self._result = result
-        self._hidden = hidden
+        self._states = states
         self._token_ids: list[int] = result.token_ids.tolist()
         self._invalid: list[bool] | None = result.invalid.tolist() if result.invalid.any() else None
         self._row = 0
 
     def error(self, work: Work) -> str | None:
         """Why the rows of `work` cannot be used; takes none."""
+        if work.request.pool is not None and not np.isfinite(self._pooled(work)).all():
+            return f"the model computed no finite state at tokens {work.start} to {work.stop - 1}"
         if self._invalid is None or not any(self._invalid[self._row : self._row + work.num_rows]):
             return None
         constraint = work.request.constraint
@@ -40,13 +47,19 @@ class Rows:
             for row in range(self._row, last):
                 request.prompt_logprobs.append(self._scores(row, params.prompt_logprobs or 0))
         elif work.num_scored:
-            assert self._hidden is not None
-            request.pool.take(self._hidden[self._row : last])
+            request.pool.take(self._pooled(work))
         self.skip(work)
         if not work.draws:
             return [], []
         scores = [] if params.logprobs is None else [self._scores(last, params.logprobs)]
         return [self._token_ids[last]], scores
+
+    def _pooled(self, work: Work) -> F32:
+        """The states of the rows that are for the pool."""
+        assert work.request.pool is not None
+        if not work.num_scored:
+            return np.zeros((0, 0), np.float32)
+        return self._states[work.request.pool.output][self._row : self._row + work.num_scored]
 
     def _scores(self, row: int, num_top: int) -> TokenLogprobs:
         result = self._result

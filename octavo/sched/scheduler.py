@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from octavo.backends.base import F32, Limits, StepResult
@@ -42,8 +43,9 @@ class Scheduler:
         fetch: Fetch | None = None,
         clock: Callable[[], float] = time.monotonic,
         target_itl: float | None = None,
+        whole: bool = False,
     ) -> None:
-        """clock: seconds, the same that `Request.arrival` is read from. target_itl: see `StepBudget`."""
+        """clock: seconds, the same that `Request.arrival` is read from. target_itl, whole: see `StepBudget`."""
         assert 1 <= limits.max_seqs <= min(limits.max_tokens, limits.max_rows), "each sequence can draw in each step"
         self._cache = cache
         self._limits = limits
@@ -54,7 +56,7 @@ class Scheduler:
         self._queue = WaitingQueue(self._shares, lambda live: self._admission.prefix_len(live, self._num_steps))
         self._admission = Admission(cache, self._queue, self._headroom, self._find, fetch)
         self._cost = StepCost()
-        self._budget = StepBudget(self._cost, target_itl)
+        self._budget = StepBudget(self._cost, target_itl, whole)
         self._deadlines = Deadlines(self._prefill_seconds, self._is_over)
         self._running: list[Live] = []  # by admission
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
@@ -163,14 +165,14 @@ class Scheduler:
         self._in_step = True
         return Step(list(draft.work.values()), self._cache.copies())
 
-    def commit(self, step: Step, result: StepResult, hidden: F32 | None = None) -> list[Update]:
+    def commit(self, step: Step, result: StepResult, states: Mapping[str, F32] = MappingProxyType({})) -> list[Update]:
         """Apply what a step computed: tokens, scores, published blocks, stop rules. Returns what clients should hear.
 
-        hidden: `Program.hidden`, where the step pools."""
+        states: `Program.output` of those that `step.outputs` names."""
         self._in_step = False
         self._cache.end_step()
         now = self._clock()
-        rows = Rows(result, hidden)
+        rows = Rows(result, states)
         updates = []
         searches: dict[str, str | None] = {}  # ids of those to look at -> why it failed
         for work in step.work:

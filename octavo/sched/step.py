@@ -45,9 +45,9 @@ class Step(NamedTuple):
         return sum(work.num_tokens for work in self.work)
 
     @property
-    def pools(self) -> bool:
-        """States are wanted of it."""
-        return any(work.num_scored and work.request.pool is not None for work in self.work)
+    def outputs(self) -> set[str]:
+        """Outputs of the graph that are pooled of it."""
+        return {work.request.pool.output for work in self.work if work.num_scored and work.request.pool is not None}
 
     def prompts_done(self) -> list[Request]:
         """The requests whose prompts this step ends."""

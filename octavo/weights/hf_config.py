@@ -20,16 +20,18 @@ class ModelConfig(dict[str, Any]):
         raise CheckpointError(f"{self.file}: key {key!r} is missing")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; CheckpointError if it is none."""
+def read_json(path: Path, kind: type = dict) -> Any:
+    """The JSON object, or list, in a file; CheckpointError if it is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # ValueError: of JSON, UTF-8, numbers of thousands of digits
         raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    if not isinstance(value, kind):
+        expected = "a list" if kind is list else "a JSON object"
+        raise CheckpointError(f"{path}: expected {expected}, found {type(value).__name__}")
     return value
 
 
 def read_json_if_present(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
+    found: dict[str, Any] = read_json(path) if path.is_file() else {}
+    return found
