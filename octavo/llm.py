@@ -22,7 +22,7 @@ from octavo.config import EngineConfig, ReasoningFormat, ToolFormat, offline
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress, pooled
 from octavo.explain import Explanation
-from octavo.pooling import Pooling, embedding, similarities
+from octavo.pooling import Pooling, embedding, logistic, similarities
 from octavo.request import PLAIN, FinishReason, ParameterError, SamplingParams, Terms, TokenLogprobs
 from octavo.text.assistant import MessageOutput
 from octavo.text.chat import ChatFormat, ChatOptions, ChatPrompt
@@ -186,11 +186,12 @@ class LLM:
         return self._run([chat.text for chat in chats], ids, params, terms, use_tqdm, chats)
 
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], *, pooling: Pooling = "last", normalize: bool = True,
+        self, prompts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None, normalize: bool = True,
         use_tqdm: bool = True,
     ) -> list[PoolingRequestOutput]:  # fmt: skip
         """A vector of each prompt: of the states after the final norm, that of the last token, the mean of all, or that
-        of the first ("cls"); of length 1 unless `normalize` is false.
+        of the first ("cls"), or what the model's own head makes of that ("pooler"; "scores" of a classifier); of length 1
+        unless `normalize` is false. Without `pooling`, what the model was trained for, where its files say it.
 
         Raises ParameterError before anything is computed, RuntimeError where the model gives no finite number.
         """
@@ -198,10 +199,12 @@ class LLM:
         return [replace(out, embedding=embedding(out.embedding, normalize)) for out in outputs]
 
     def score(
-        self, text_1: Prompt | Sequence[Prompt], text_2: Prompt | Sequence[Prompt], *, pooling: Pooling = "last",
+        self, text_1: Prompt | Sequence[Prompt], text_2: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None,
         use_tqdm: bool = True,
     ) -> list[float]:  # fmt: skip
-        """How near each of `text_2` is to `text_1`, or to that of its place: the cosine of their embeddings, -1 to 1.
+        """How near each of `text_2` is to `text_1`, or to that of its place. A classifier of one score reads the two
+        together: its score by the logistic function, 0 to 1. Of other models, or with `pooling`: the cosine of their
+        embeddings, -1 to 1.
 
         Raises as `embed`.
         """
@@ -210,6 +213,8 @@ class LLM:
             raise ParameterError(
                 "text_1", f"{len(first)} texts and {len(second)} to compare: give one, or one for each"
             )
+        if pooling is None and "scores" in self.engine.bounds.abilities.heads:
+            return self._pair_scores(first * (len(second) if len(first) == 1 else 1), second, use_tqdm)
         vectors = [out.embedding for out in self._pooled([*first, *second], pooling, use_tqdm)]
         return similarities(vectors[: len(first)], vectors[len(first) :])
 
@@ -297,12 +302,28 @@ class LLM:
                 self.engine.abort(Abort(add.id))
             raise
 
-    def _pooled(self, prompts: Sequence[Prompt], pooling: Pooling, show: bool) -> list[PoolingRequestOutput]:
+    def _pair_scores(self, first: Sequence[Prompt], second: Sequence[Prompt], show: bool) -> list[float]:
+        pairs = list(zip(first, second, strict=True))
+        if not all(isinstance(text, str) for pair in pairs for text in pair):
+            raise ParameterError("text_1", "a classifier of pairs reads texts, not token ids")
+        if (count := self.engine.bounds.abilities.heads["scores"]) != 1:
+            raise ParameterError("model", f"this classifier gives {count} numbers for a pair, a score is one")
+        joined = self._tokenizer.encode_pairs(pairs)  # type: ignore[arg-type]
+        outputs = self._run_pooled([pooled(self._next_id(), p.ids, "scores", PLAIN, p.num_first) for p in joined], show)
+        return [logistic(float(out.embedding[0])) for out in outputs]
+
+    def _pooled(self, prompts: Sequence[Prompt], pooling: Pooling | None, show: bool) -> list[PoolingRequestOutput]:
         """Vectors that are not normalised."""
+        pooling = self.engine.bounds.abilities.pooling if pooling is None else pooling
         if pooling not in get_args(Pooling):
             raise ParameterError("pooling", f"pooling must be {', '.join(get_args(Pooling))}, got {pooling!r:.80}")
-        first, self._count = self._count + 1, self._count + len(prompts)
-        adds = [pooled(str(i), self._encode(prompt)[1], pooling) for i, prompt in enumerate(prompts, first)]
+        return self._run_pooled([pooled(self._next_id(), self._encode(p)[1], pooling) for p in prompts], show)
+
+    def _next_id(self) -> str:
+        self._count += 1
+        return str(self._count)
+
+    def _run_pooled(self, adds: Sequence[Add], show: bool) -> list[PoolingRequestOutput]:
         for add in adds:
             self.engine.bounds.check(add)
         ended: dict[str, Progress] = {}
@@ -327,9 +348,8 @@ class LLM:
             terms = msgspec.convert(msgspec.to_builtins(terms), Terms)
         except (msgspec.ValidationError, TypeError) as e:
             raise ParameterError("terms", f"terms: {e}") from None
-        self._count += 1
         seed = params.seed if params.seed is not None else self._random.getrandbits(63)
-        return Add(str(self._count), ids, params.candidates(), seed, terms)
+        return Add(self._next_id(), ids, params.candidates(), seed, terms)
 
     def _piece(self, token: int) -> str:
         if token not in self._pieces:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -50,6 +51,11 @@ def embedding(vector: F64, normalize: bool = True) -> NDArray[np.float32]:
     """With a Euclidean norm of 1; a vector of zeros stays."""
     norm = float(np.sqrt(np.sum(vector * vector)))
     return (vector / norm if normalize and norm > 0 else vector).astype(np.float32)
+
+
+def logistic(score: float) -> float:
+    """1 / (1 + exp(-score)): what classifiers of one label are trained with."""
+    return 1 / (1 + math.exp(-score)) if score > 0 else math.exp(score) / (1 + math.exp(score))
 
 
 def similarities(first: Sequence[NDArray[Any]], second: Sequence[NDArray[Any]]) -> list[float]:

@@ -121,9 +121,14 @@ def test_pairs_of_texts() -> None:
     tokenizer = load(DATA / "tiny-wordpiece")
     cls, sep = (tokenizer.token_to_id(text) for text in ("[CLS]", "[SEP]"))
     one, two = (tokenizer.encode(text, add_special_tokens=False) for text in ("hello", "the world"))
-    assert tokenizer.encode_pairs([("hello", "the world")]) == [([cls, *one, sep, *two, sep], len(one) + 2)]
-    ids, second = load(DATA / "tiny-spm").encode_pairs([("Hello", "<s>")])[0]
-    assert ids.count(1) == 2 and second <= len(ids)  # of the template, none of the text
+    (pair,) = tokenizer.encode_pairs([("hello", "the world")])
+    start = len(one) + 2
+    assert pair == ([cls, *one, sep, *two, sep], start, range(start, start + len(two)))
+    assert pair.cut(100) == pair
+    assert pair.cut(len(pair.ids) - 1) == ([cls, *one, sep, *two[:-1], sep], start, range(start, start + len(two) - 1))
+    assert pair.cut(1).ids == [cls, *one, sep, sep]
+    (pair,) = load(DATA / "tiny-spm").encode_pairs([("Hello", "<s>")])
+    assert pair.ids.count(1) == 2  # of the template, none of the text
 
 
 def test_bos_is_added_at_most_once() -> None:

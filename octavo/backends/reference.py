@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from octavo.backends import reference_experts as experts
 from octavo.backends import reference_ops as meaning
-from octavo.backends.base import BLOCK_SIZE, Limits, StepBatch, StepHandle, StepResult, TraceSpan
+from octavo.backends.base import BLOCK_SIZE, NO_TYPES, Limits, StepBatch, StepHandle, StepResult, TraceSpan
 from octavo.graph import ops
 from octavo.graph.ir import Dim, Graph, Kind, KvGroup, Node, Value
 from octavo.graph.plan import lifetimes
@@ -452,7 +452,10 @@ def forward_logits(graph: Graph, weights: Weights, token_ids: Sequence[int] | ND
     return forward(graph, weights, token_ids, "logits")
 
 
-def forward(graph: Graph, weights: Weights, token_ids: Sequence[int] | NDArray[np.integer[Any]], output: str) -> F32:
+def forward(
+    graph: Graph, weights: Weights, token_ids: Sequence[int] | NDArray[np.integer[Any]], output: str,
+    token_types: NDArray[Any] = NO_TYPES,
+) -> F32:  # fmt: skip
     """An output of the graph at every position of one sequence, [n, cols]."""
     n = len(token_ids)
     rows = np.arange(n, dtype=np.int32)
@@ -465,6 +468,7 @@ def forward(graph: Graph, weights: Weights, token_ids: Sequence[int] | NDArray[n
         copies=(),
         logit_rows=rows,
         sampling=None,  # type: ignore[arg-type]  # no sample node is run
+        token_types=token_types.astype(np.int32),
     )
     step = Interpreter(graph, weights, WholeSequence(), batch)
     for _ in step.run_all([node for node in graph.nodes if not isinstance(node.attrs, ops.Sample)]):

@@ -142,6 +142,14 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     heads: dict[Pooling, int] = {}  # its own, and how many numbers they give
     pooling: Pooling = "last"  # what it was trained for
 
+    def names(self) -> list[str]:
+        """As Ollama names them."""
+        return [
+            *(["completion"] if self.generates else []),
+            "embedding",
+            *(["rerank"] if "scores" in self.heads else []),
+        ]
+
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
     """First message of an engine process."""

@@ -55,12 +55,12 @@ def routes(service: Service) -> FastAPI:
 
     @app.post(SCORE)
     async def score_texts(http: Request) -> Response:
-        """How near texts are to each other: the cosine of their embeddings."""
+        """How near texts are to each other: a classifier's score, or the cosine of their embeddings."""
         return await answered(service, http, score)
 
     @app.post(RERANK)
     async def rerank_documents(http: Request) -> Response:
-        """Documents by their nearness to a query: the cosine of their embeddings."""
+        """Documents by their nearness to a query: a classifier's score, or the cosine of their embeddings."""
         return await answered(service, http, rerank)
 
     @app.get("/v1/models")
@@ -171,4 +171,5 @@ def _card(service: Service) -> dict[str, Any]:
         "created_at": datetime.fromtimestamp(service.created, UTC).isoformat(),
         "owned_by": "octavo",
         "max_model_len": bounds.max_model_len if bounds else None,
+        "capabilities": bounds.abilities.names() if bounds else None,
     }

@@ -230,9 +230,12 @@ def _shown(service: Service, facts: ModelFacts) -> dict[str, Any]:
     form, tokenizer = service.chat, service.tokenizer
     assert form is not None and tokenizer is not None
     template = form.source
-    capabilities = ["completion", *(["tools"] if template else []), *(["thinking"] if form.reasoning else [])]
-    if service.infill is not None:
-        capabilities.append("insert")
+    bounds = service.client.bounds
+    assert bounds is not None
+    capabilities = bounds.abilities.names()
+    if bounds.abilities.generates:
+        more = {"tools": template, "thinking": form.reasoning, "insert": service.infill is not None}
+        capabilities = ["completion", *(name for name, can in more.items() if can)]
     numbers = {
         "context_length": "max_position_embeddings",
         "embedding_length": "hidden_size",

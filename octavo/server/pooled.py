@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta
 
 from octavo.engine.client import EngineDead, Stream
-from octavo.engine.messages import Progress, pooled
+from octavo.engine.messages import Add, Progress, pooled
 from octavo.engine.overload import Overloaded
 from octavo.pooling import F64, Pooling
-from octavo.request import FinishReason, ParameterError
+from octavo.request import FinishReason, ParameterError, Terms
 from octavo.server.calls import Call
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.fields import MAX_PRIORITY, RequestBody, about
@@ -31,10 +31,11 @@ class PooledRequest(RequestBody, kw_only=True):
     add_special_tokens: Annotated[bool | None, about("Add what the tokenizer asks for, as BOS, to a text.")] = None
     cache_salt: Annotated[str | None, about("Only requests of one salt share cached blocks.")] = None
     pooling: Annotated[
-        Pooling | None,
+        Literal["last", "mean", "cls", "pooler"] | None,
         about(
-            "The states that make the vector: of the last token, the mean of all, or of the first. "
-            "Default: last. Others compute what is cached again."
+            "The states that make the vector: of the last token, the mean of all, of the first, or what a pooler of the "
+            "model's own makes of the first. Default: as the model's files say; else last, and mean of encoders. Others "
+            "than last compute what is cached again."
         ),
     ] = None
     priority: Annotated[
@@ -42,7 +43,10 @@ class PooledRequest(RequestBody, kw_only=True):
     ] = None
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None,
-        about("Keep the last so many tokens of a text; -1: what fits."),
+        about(
+            "Keep the last so many tokens of a text; -1: what fits. Of encoders the first, special tokens apart; of a pair "
+            "that is scored together, the second text loses its end."
+        ),
     ] = None
     user: Annotated[str | None, about("Who asks: shares the machine fairly with other users.")] = None
 
@@ -51,15 +55,19 @@ class Pooled:
     """Raises ApiError at birth where a prompt does not fit the model."""
 
     def __init__(
-        self, service: Service, request: PooledRequest, call: Call, kind: str, prompts: Sequence[str | list[int]],
-        fields: Sequence[str],
+        self, service: Service, request: PooledRequest, call: Call, kind: str,
+        prompts: Sequence[str | list[int] | tuple[str, str]], fields: Sequence[str],
     ) -> None:  # fmt: skip
-        """kind: of the answer's id. prompts: texts or token ids. fields: which field gave each of them."""
+        """kind: of the answer's id. prompts: texts, token ids, or pairs of texts that a classifier scores.
+        fields: which field gave each of them."""
         service.check_model(request.model)
         if len(prompts) > MAX_PROMPTS:
             raise bad_request(f"these are {len(prompts)} texts; one request may have {MAX_PROMPTS}", fields[-1])
         self.model = service.model
-        self.pooling = request.pooling or "last"
+        bounds = service.client.bounds
+        assert bounds is not None
+        pairs = bool(prompts) and isinstance(prompts[0], tuple)
+        self.pooling: Pooling = "scores" if pairs else request.pooling or bounds.abilities.pooling
         self.id = new_id(kind)
         self.created = int(time.time())
         self.num_cached = 0
@@ -67,16 +75,14 @@ class Pooled:
         self._call = call
         self._terms = service.terms_of(call, request.priority, request.user, request.cache_salt)
         self._adds = [
-            pooled(f"{self.id}-{i}", _token_ids(service, request, prompt, field), self.pooling, self._terms)
+            _add(service, request, f"{self.id}-{i}", prompt, field, self.pooling, self._terms)
             for i, (prompt, field) in enumerate(zip(prompts, fields, strict=True))
         ]
-        bounds = service.client.bounds
-        assert bounds is not None
         for add, field in zip(self._adds, fields, strict=True):
             try:
                 bounds.check(add)
             except ParameterError as e:
-                raise bad_request(str(e), field) from None
+                raise bad_request(str(e), "pooling" if e.param == "pooling" else field) from None
         call.answer_id = self.id
 
     async def vectors(self) -> list[F64]:
@@ -146,16 +152,35 @@ async def _last(stream: Stream) -> Progress:
     return progress
 
 
-def _token_ids(service: Service, request: PooledRequest, prompt: str | list[int], param: str) -> list[int]:
+def _add(
+    service: Service, request: PooledRequest, id: str, prompt: str | list[int] | tuple[str, str], param: str,
+    pooling: Pooling, terms: Terms,
+) -> Add:  # fmt: skip
     """Raises ApiError."""
     tokenizer, bounds = service.tokenizer, service.client.bounds
     assert tokenizer is not None and bounds is not None
+    most = request.truncate_prompt_tokens
+    if most is not None and most < 0:
+        most = bounds.max_model_len
+    if isinstance(prompt, tuple):
+        for text in prompt:
+            service.tokens(text, param, lambda _: [])  # of a length that is read
+        (pair,) = tokenizer.encode_pairs([prompt])
+        pair = pair if most is None else pair.cut(most)
+        service.check_length(pair.ids, param)
+        return pooled(id, pair.ids, pooling, terms, pair.num_first)
+    ending = 0
     if isinstance(prompt, str):
         encode = partial(tokenizer.encode, add_special_tokens=request.add_special_tokens is not False)
         prompt = service.tokens(prompt, param, encode)
-    most = request.truncate_prompt_tokens
-    if most is not None:
-        most = bounds.max_model_len if most < 0 else most
-        prompt = prompt[max(0, len(prompt) - most) :]
+        ending = 0 if request.add_special_tokens is False else tokenizer.num_ending
+    if most is not None and most < len(prompt):
+        prompt = prompt[len(prompt) - most :] if bounds.abilities.generates else _shortened(prompt, most, ending)
     service.check_length(prompt, param)
-    return prompt
+    return pooled(id, prompt, pooling, terms)
+
+
+def _shortened(ids: list[int], most: int, ending: int) -> list[int]:
+    """The first tokens, and the last `ending` ones."""
+    ending = min(ending, most)
+    return ids[: most - ending] + ids[len(ids) - ending :]

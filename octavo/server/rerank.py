@@ -1,4 +1,5 @@
-"""POST /v1/score and /v1/rerank: how near texts are. Of a decoder: the cosine of their embeddings."""
+"""POST /v1/score and /v1/rerank: how near texts are, by a classifier's own score of them as a pair, or by the cosine of their
+embeddings."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from octavo.pooling import similarities
+from octavo.pooling import logistic, similarities
 from octavo.server.calls import Call
 from octavo.server.errors import bad_request
 from octavo.server.fields import Refused, about
@@ -19,7 +20,15 @@ SCORE = "/v1/score"
 RERANK = "/v1/rerank"
 
 
-class ScoreRequest(PooledRequest, kw_only=True):
+class ComparisonRequest(PooledRequest, kw_only=True):
+    """Fields of both."""
+
+    use_activation: Annotated[
+        bool | None, about("Of classifiers. Default: true: scores are made 0 to 1, by the logistic function.")
+    ] = None
+
+
+class ScoreRequest(ComparisonRequest, kw_only=True):
     """POST /v1/score."""
 
     ALIASES: ClassVar[dict[str, str]] = {"queries": "text_1", "documents": "text_2"}
@@ -43,7 +52,7 @@ class Document(msgspec.Struct):
     text: str
 
 
-class RerankRequest(PooledRequest, kw_only=True):
+class RerankRequest(ComparisonRequest, kw_only=True):
     """POST /v1/rerank."""
 
     REFUSED: ClassVar[dict[str, Refused]] = {
@@ -65,26 +74,44 @@ class RerankRequest(PooledRequest, kw_only=True):
 
 
 class _Compared:
-    """Texts and those that they are compared with: `first` has one text, or one for each of `second`."""
+    """Texts and those that they are compared with: `first` has one text, or one for each of `second`.
+
+    A classifier reads each pair, unless the request asks for vectors (`pooling`)."""
 
     def __init__(
-        self, service: Service, request: PooledRequest, call: Call, kind: str,
+        self, service: Service, request: ComparisonRequest, call: Call, kind: str,
         first: tuple[str, list[str]], second: tuple[str, list[str]],
     ) -> None:  # fmt: skip
         """first, second: the field, and its texts. Raises ApiError."""
         self.texts = second[1]
         self._num_first = len(first[1])
+        self._classifies = request.pooling is None and _num_scores(service) > 0
+        self._activates = request.use_activation is not False
+        if self._classifies:
+            if (count := _num_scores(service)) != 1:
+                raise bad_request(f"this classifier gives {count} numbers for a pair, a score is one", "model")
+            pairs = list(zip(first[1] * (len(second[1]) if len(first[1]) == 1 else 1), second[1], strict=True))
+            self.pooled = Pooled(service, request, call, kind, pairs, [second[0]] * len(pairs))
+            return
+        if request.use_activation is not None:
+            raise bad_request("use_activation is of a classifier's scores, and these are cosines", "use_activation")
         fields = [first[0]] * len(first[1]) + [second[0]] * len(second[1])
         self.pooled = Pooled(service, request, call, kind, [*first[1], *second[1]], fields)
 
     async def scores(self) -> list[float]:
-        """Of each of `texts`, -1 to 1. Raises ApiError."""
+        """Of each of `texts`. Raises ApiError."""
         vectors = await self.pooled.vectors()
+        if self._classifies:
+            return [logistic(float(v[0])) if self._activates else float(v[0]) for v in vectors]
         return similarities(vectors[: self._num_first], vectors[self._num_first :])
 
     def how(self) -> dict[str, Any]:
         """What the scores are."""
-        return {"scoring": "cosine of embeddings", "pooling": self.pooled.pooling}
+        own = "the logistic function of the model's score" if self._activates else "the model's score"
+        return {
+            "scoring": own if self._classifies else "cosine of embeddings",
+            "pooling": self.pooled.pooling,
+        }
 
 
 class ScoreAnswer(_Compared):
@@ -141,6 +168,12 @@ def rerank(service: Service, body: bytes, call: Call) -> tuple[RerankAnswer, Par
     answer = RerankAnswer(service, request, call, "rerank", query, documents)
     answer.top_n, answer.shows_texts = request.top_n, request.return_documents is not False
     return answer, parsed
+
+
+def _num_scores(service: Service) -> int:
+    """That the model's classifier gives; 0 where it has none."""
+    bounds = service.client.bounds
+    return bounds.abilities.heads.get("scores", 0) if bounds else 0
 
 
 def _listed(texts: str | list[str], field: str) -> list[str]:

@@ -151,10 +151,7 @@ class Service:
         bounds = self.client.bounds
         assert bounds is not None
         if len(token_ids) > bounds.max_model_len:
-            raise bad_request(
-                f"the prompt has {len(token_ids)} tokens; prompt and output together may have {bounds.max_model_len}",
-                param, "context_length_exceeded",
-            )  # fmt: skip
+            raise bad_request(bounds.too_long(len(token_ids)), param, "context_length_exceeded")
 
     def _truncated(self, prompt: Prompt, request: GenerationRequest) -> Prompt:
         """The last tokens, as many as the request says. Where it asks for what fits, that is with its output."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -29,6 +29,21 @@ class SpecialTokens:
     add_eos: bool | None = None
     names: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token, ...: for chat templates
     chat_templates: Mapping[str, str] = field(default_factory=dict)  # by name; most models have only "default"
+
+
+class Pair(NamedTuple):
+    """Two texts in one."""
+
+    ids: list[int]
+    num_first: int  # tokens before the token types change; all, where they do not
+    second: range  # the tokens of the second text
+
+    def cut(self, num_tokens: int) -> Pair:
+        """So many tokens at most: the second text loses its end, as far as it has tokens to lose."""
+        excess = min(max(0, len(self.ids) - num_tokens), len(self.second))
+        start, stop = self.second.start, self.second.stop - excess
+        ids = self.ids[:stop] + self.ids[self.second.stop :]
+        return Pair(ids, min(self.num_first, len(ids)), range(start, stop))
 
 
 class Tokenizer:
@@ -51,6 +66,9 @@ class Tokenizer:
         self._begins = _End("BOS", special.bos_id, special.add_bos, empty[:1])
         self._ends = _End("EOS", special.eos_id, special.add_eos, empty[-1:])
         self.adds_bos = self._begins.wanted
+        mask = backend.encode("a").special_tokens_mask
+        trailing = next((i for i, special in enumerate(reversed(mask)) if not special), 0)
+        self.num_ending = max(trailing - (self._ends.added and not self._ends.wanted), int(self._ends.wanted))
 
     @property
     def chat_template(self) -> str | None:
@@ -76,16 +94,14 @@ class Tokenizer:
             raise
         return [self._fix_ends(encoding.ids) if add_special_tokens else encoding.ids for encoding in encodings]
 
-    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int]]:
-        """Two texts each in one, as the tokenizer joins them: the ids, and where those of the second begin (its token
-        types change there; the length where they do not). Special tokens in the texts are ordinary text.
-        """
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Pair]:
+        """Two texts each in one, as the tokenizer joins them. Special tokens in the texts are ordinary text."""
         try:
             encodings = self._literal_backend().encode_batch(list(pairs))
         except TypeError:
             _check_unicode([text for pair in pairs for text in pair])
             raise
-        return [(e.ids, e.type_ids.index(1) if 1 in e.type_ids else len(e.ids)) for e in encodings]
+        return [_pair(encoding) for encoding in encodings]
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True, continues: bool = False) -> str:
         """Text of token ids; invalid UTF-8 becomes U+FFFD, ids outside of the vocabulary nothing.
@@ -130,23 +146,30 @@ class Tokenizer:
         return self._literal
 
 
+def _pair(encoding: tokenizers.Encoding) -> Pair:
+    ids, types, texts = encoding.ids, encoding.type_ids, encoding.sequence_ids
+    second = [i for i, text in enumerate(texts) if text == 1]
+    where = range(second[0], second[-1] + 1) if second else range(len(ids), len(ids))
+    return Pair(ids, types.index(1) if 1 in types else len(ids), where)
+
+
 class _End:
     """The token that a text begins with; of reversed ids, the one that it ends with."""
 
     def __init__(self, name: str, token_id: int | None, wanted: bool | None, added: list[int]) -> None:
         """wanted: None, as the post-processor, which makes `added` of no text."""
         self._ids = [] if token_id is None else [token_id]
-        self._added = bool(added) and added == self._ids
-        self.wanted = self._added if wanted is None else wanted
+        self.added = bool(added) and added == self._ids
+        self.wanted = self.added if wanted is None else wanted
         if self.wanted and token_id is None:
             raise CheckpointError(f"the tokenizer asks for a {name} token but names none")
 
     def fix(self, ids: list[int]) -> list[int]:
         if not self.wanted:
-            return ids[1:] if self._added else ids
+            return ids[1:] if self.added else ids
         if ids[:1] != self._ids:
             return [*self._ids, *ids]
-        return ids[1:] if ids[1:2] == self._ids and self._added else ids
+        return ids[1:] if ids[1:2] == self._ids and self.added else ids
 
 
 def _literal(backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> tokenizers.Tokenizer:
