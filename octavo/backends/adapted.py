@@ -25,8 +25,8 @@ class AdaptedProgram:
     def logits(self) -> F32:
         return self._last.logits()
 
-    def hidden(self) -> F32:
-        return self._last.hidden()
+    def output(self, name: str) -> F32:
+        return self._last.output(name)
 
     def trace(self, batch: StepBatch) -> list[TraceSpan]:
         self._last = self._adapted if len(batch.adapters) else self._plain

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from octavo.pooling import Pooling
 from octavo.weights.hf_config import read_json, read_json_if_present
 from octavo.weights.spec import CheckpointError
 
-_MODES: dict[str, Pooling] = {
+Mode = Literal["last", "mean", "cls"]
+
+_MODES: dict[str, Mode] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_lasttoken": "last",
@@ -17,7 +18,7 @@ _MODES: dict[str, Pooling] = {
 _SERVED = ("Transformer", "Pooling", "Normalize")
 
 
-def read_pooling(path: str) -> Pooling | None:
+def read_pooling(path: str) -> Mode | None:
     """The pooling of a model directory; None where it says nothing. CheckpointError where what it says is not served."""
     folder = Path(path)
     if not (folder / "modules.json").is_file():
