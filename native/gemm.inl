@@ -9,42 +9,69 @@ VEC_INLINE const uint8_t* task_data(const Weight& w, int task) {
   return w.data + task * (kTaskCols / panel_cols(w.format)) * w.panel_bytes;
 }
 
-// ---------------------------------------------------------------- integer weights x A8, MR rows x 16 columns
+// ---------------------------------------------------------------- integer weights x A8
+// Per group of 32 K: exact int32 sums, then one fma. P describes the format (panels.inl).
 
-// y[r * 32 ..] = rows [row, row + MR) of x times one panel w. Per group of 32 K: exact int32 sums, then one fma.
-// The columns are taken in parts, a register's worth each; P describes the format (panels.inl).
+// Where a panel is one register wide: y[r * 32 ..] = rows [row, row + MR) of x times the 16 columns of w, sums in registers.
+// Rows take turns in groups, so that the dots of one row hide the latency of another's.
 template <class P, int MR>
 GEMM_TILE static void tile_a8(const uint8_t* w, const Activation& x, int row, float* y, bool fetch) {
-  constexpr int kUnit = unit_bytes(P::kFormat), kQuads = 8 / P::kSums;
+  constexpr int kUnit = unit_bytes(P::kFormat);
   const int64_t rows = x.rows;
   const int8_t* q = x.q + row * 32;
   const float *s = x.s + row, *t = x.t + row;
   const int32_t* nsum = x.nsum + row;
-  f32v acc[kParts][MR];
-  GEMM_UNROLL for (int p = 0; p < kParts; p++) GEMM_UNROLL for (int r = 0; r < MR; r++) acc[p][r] = f32v{};
+  f32v acc[MR];
+  GEMM_UNROLL for (int r = 0; r < MR; r++) acc[r] = f32v{};
   for (const uint8_t* end = w + x.k_pad / 32 / P::kGroups * kUnit; w < end; w += kUnit) {
     if (fetch) GEMM_UNROLL for (int i = 0; i < kUnit; i += 64) prefetch(w + kPrefetch + i);
     for (int group = 0; group < P::kGroups; group++) {
-      GEMM_UNROLL for (int p = 0; p < kParts; p++) {
-        const P panel(w, group, p * kLanes);
-        GEMM_UNROLL for (int r0 = 0; r0 < MR; r0 += kInterleave) {
-          const int n = MR - r0 < kInterleave ? MR - r0 : kInterleave;
-          i32v dot[P::kSums][kInterleave];
-          GEMM_UNROLL for (int i = 0; i < P::kSums; i++) {
-            GEMM_UNROLL for (int r = 0; r < kInterleave; r++) if (r < n) dot[i][r] = panel.start(nsum[r0 + r]);
-            P::Weights::template dot<kQuads>(dot[i], n, panel.quads + i * kQuads, q + r0 * 32 + i * kQuads * 4);
-          }
-          GEMM_UNROLL for (int r = 0; r < kInterleave; r++) if (r < n) {
-            if constexpr (P::kSums == 1) acc[p][r0 + r] = panel.add(acc[p][r0 + r], dot[0][r], s[r0 + r], t[r0 + r]);
-            else acc[p][r0 + r] = panel.add(acc[p][r0 + r], dot[0][r], dot[1][r], s[r0 + r], t[r0 + r]);
-          }
-        }
+      const P panel(w, group, 0);
+      GEMM_UNROLL for (int r0 = 0; r0 < MR; r0 += kInterleave) {
+        const int n = MR - r0 < kInterleave ? MR - r0 : kInterleave;
+        i32v dot[kInterleave];
+        GEMM_UNROLL for (int r = 0; r < kInterleave; r++) if (r < n) dot[r] = panel.start(nsum[r0 + r]);
+        P::Weights::template dot<8>(dot, n, panel.quads, q + r0 * 32);
+        GEMM_UNROLL for (int r = 0; r < kInterleave; r++) if (r < n) acc[r0 + r] =
+            panel.add(acc[r0 + r], dot[r], s[r0 + r], t[r0 + r]);
       }
       q += rows * 32, s += rows, t += rows, nsum += rows;
     }
   }
-  GEMM_UNROLL for (int p = 0; p < kParts; p++) GEMM_UNROLL for (int r = 0; r < MR; r++)
-      memcpy(y + r * 32 + p * kLanes, &acc[p][r], sizeof(f32v));
+  GEMM_UNROLL for (int r = 0; r < MR; r++) memcpy(y + r * 32, &acc[r], sizeof(f32v));
+}
+
+// Where it is wider: y[r * 32 ..] = rows [row, row + n) of x times kPanels panels from w on, a register's worth of columns
+// at a time for all rows, so that few registers serve; the sums are in L1.
+template <class P, int kPanels, bool kTurned>
+GEMM_TILE static void tile_rows(const uint8_t* w, size_t panel_bytes, const Activation& x, int row, int n, float* y,
+                                bool fetch) {
+  alignas(64) int8_t line[kTurned ? kRowsInt : 1][64];
+  for (int r = 0; r < n; r++)
+    for (int c = 0; c < kPanels * 16; c += 16) store(y + r * 32 + c, zero());
+  for (int g = 0; g < x.k_pad / 32; g++) {
+    const int group = g % P::kGroups;
+    const uint8_t* unit = w + g / P::kGroups * unit_bytes(P::kFormat);
+    const int64_t at = (int64_t)g * x.rows + row;
+    if (fetch && group == 0)
+      for (int p = 0; p < kPanels; p++)
+        for (int i = 0; i < unit_bytes(P::kFormat); i += 64) prefetch(unit + p * panel_bytes + kPrefetch / kPanels + i);
+    if constexpr (kTurned)
+      for (int r = 0; r < n; r++) P::Weights::put_twice(line[r], x.q + (at + r) * 32);
+    for (int c = 0; c < kPanels * 16; c += kLanes) {
+      P panel(unit + c / 16 * panel_bytes, group, c % 16);
+      if constexpr (kTurned) P::Weights::turn(panel.quads);
+      for (int r = 0; r < n; r++) {
+        i32v dot[1] = {panel.start(x.nsum[at + r])};
+        if constexpr (kTurned) P::Weights::dot_turned(dot[0], panel.quads, line[r]);
+        else P::Weights::template dot<8>(dot, 1, panel.quads, x.q + (at + r) * 32);
+        f32v acc;
+        memcpy(&acc, y + r * 32 + c, sizeof acc);
+        acc = panel.add(acc, dot[0], x.s[at + r], x.t[at + r]);
+        memcpy(y + r * 32 + c, &acc, sizeof acc);
+      }
+    }
+  }
 }
 
 // ---------------------------------------------------------------- float weights, MR rows x 32 columns
@@ -114,13 +141,21 @@ GEMM_TILE static void tile_f32(const uint8_t* w, int k, const float* x, int64_t 
 // ---------------------------------------------------------------- products: y[n][32] = rows [row, row + n) of one task
 
 template <Format F> struct ProductA8 {
-  static constexpr int kRows = kMaxRows;
-  template <int MR = kRows> static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
-    if constexpr (MR > 1)
-      if (n < MR) return run<MR - 1>(w, x, task, row, n, y);
+  static constexpr int kRows = kRowsInt;
+  template <int MR = kMaxRows>
+  static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
+    using P = Panel<F>;
     const uint8_t* data = task_data(w, task);
-    tile_a8<Panel<F>, MR>(data, x, row, y, row == 0);
-    tile_a8<Panel<F>, MR>(data + w.panel_bytes, x, row, y + 16, row == 0);
+    if constexpr (kParts > 1) {
+      if (n >= 4) return tile_rows<P, 2, P::Weights::kTurns>(data, w.panel_bytes, x, row, n, y, row == 0);
+      tile_rows<P, 1, false>(data, 0, x, row, n, y, row == 0);
+      tile_rows<P, 1, false>(data + w.panel_bytes, 0, x, row, n, y + 16, row == 0);
+    } else {
+      if constexpr (MR > 1)
+        if (n < MR) return run<MR - 1>(w, x, task, row, n, y);
+      tile_a8<P, MR>(data, x, row, y, row == 0);
+      tile_a8<P, MR>(data + w.panel_bytes, x, row, y + 16, row == 0);
+    }
   }
 };
 

@@ -1,7 +1,6 @@
 // Packed integer formats as the product with A8 activations sees them (layouts: kernels.h). Panel<F>(unit, group, column)
 // is 32 K x kLanes columns of one panel: group `group` of the unit, columns from `column`. It gives
 //   kGroups     groups of 32 K in a unit
-//   kSums       integer sums of a group and row: of all 32 K, or of 16 each
 //   Weights     the kind of the bytes (vec_*.h); quads[j] are K quad j, made by Weights::of
 //   start       what a sum starts at, given -(sum of the row's activations)
 //   add         acc + the group's product: sums times scales, then minima; s is the activations' scale, t = s times sum
@@ -18,7 +17,7 @@ VEC_INLINE f32v part_to_f32(i32v v) { return __builtin_convertvector(v, f32v); }
 
 template <> struct Panel<Format::W8> {
   static constexpr Format kFormat = Format::W8;
-  static constexpr int kGroups = 2, kSums = 1;
+  static constexpr int kGroups = 2;
   using Weights = SignedWeights;
   Weights::Quads quads[8];
   f32v scale;
@@ -44,7 +43,7 @@ struct Nibbles {  // the quads of W4 and its relatives
 
 template <> struct Panel<Format::W4> : Nibbles {
   static constexpr Format kFormat = Format::W4;
-  static constexpr int kGroups = 2, kSums = 1;
+  static constexpr int kGroups = 2;
   f32v scale;
   VEC_INLINE Panel(const uint8_t* unit, int group, int column)
       : Nibbles(unit + group * 256, column), scale(part_f16((const uint16_t*)(unit + 512 + group * 32) + column)) {}
@@ -54,7 +53,7 @@ template <> struct Panel<Format::W4> : Nibbles {
 
 template <> struct Panel<Format::W4F> : Nibbles {
   static constexpr Format kFormat = Format::W4F;
-  static constexpr int kGroups = 2, kSums = 1;
+  static constexpr int kGroups = 2;
   f32v scale, minimum;
   VEC_INLINE Panel(const uint8_t* unit, int group, int column)
       : Nibbles(unit + group * 256, column),

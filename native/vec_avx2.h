@@ -10,6 +10,7 @@ constexpr int kMaxRows = 4;
 constexpr int kMaxRowsWide = 2;
 constexpr int kMaxRowsFloat = 4, kRowsFloat = 48, kFloatDepth = 64;
 constexpr int kInterleave = 1;
+constexpr int kRowsInt = 32;  // rows that share a panel of integers
 
 VEC_INLINE f32v fma(f32v a, f32v b, f32v c) { return _mm256_fmadd_ps(a, b, c); }
 VEC_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
@@ -47,9 +48,34 @@ template <int kBits> struct UnsignedWeights {
     }
   }
   static VEC_INLINE __m256i product(i32v w, const int8_t* q) { return _mm256_maddubs_epi16((__m256i)w, quad_of(q)); }
+
+  // Turned quads, for many rows: with a row's 8 quads twice in a line of 64 bytes, the load at quad i has quad (i + c) % 8
+  // in lane c. Where lane c of w[i] is what was lane c of w[(i + c) % 8], nothing is broadcast.
+  static constexpr bool kTurns = kAtOnce >= 8;
+  static VEC_INLINE void turn(Quads (&w)[8]) {
+    __m256i a[8], b[8];
+    GEMM_UNROLL for (int i = 0; i < 8; i++) a[i] = _mm256_blend_epi32((__m256i)w[i], (__m256i)w[(i + 1) % 8], 0xaa);
+    GEMM_UNROLL for (int i = 0; i < 8; i++) b[i] = _mm256_blend_epi32(a[i], a[(i + 2) % 8], 0xcc);
+    GEMM_UNROLL for (int i = 0; i < 8; i++) w[i] = (i32v)_mm256_blend_epi32(b[i], b[(i + 4) % 8], 0xf0);
+  }
+  static VEC_INLINE void put_twice(int8_t* line, const int8_t* q) {
+    const __m256i quads = _mm256_loadu_si256((const __m256i*)q);
+    _mm256_store_si256((__m256i*)line, quads);
+    _mm256_store_si256((__m256i*)line + 1, quads);
+  }
+  static VEC_INLINE void dot_turned(i32v& sum, const Quads (&w)[8], const int8_t* line) {
+    __m256i pairs[2] = {};
+    GEMM_UNROLL for (int i = 0; i < 8; i++) {
+      const __m256i quads = _mm256_loadu_si256((const __m256i*)(line + 4 * i));
+      pairs[i % 2] = _mm256_add_epi16(pairs[i % 2], _mm256_maddubs_epi16((__m256i)w[i], quads));
+      __asm__("" : "+x"(pairs[i % 2]));  // two chains: a tree of additions takes registers that the scales need
+    }
+    sum += (i32v)_mm256_madd_epi16(_mm256_add_epi16(pairs[0], pairs[1]), _mm256_set1_epi16(1));
+  }
 };
 // |w| times the activation with the sign of w: 2 * 128 * 127 fits 16 bits, also where w is -128.
 struct SignedWeights {
+  static constexpr bool kTurns = false;
   struct Quads {
     __m256i w, magnitude;
   };

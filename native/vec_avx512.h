@@ -30,6 +30,7 @@ constexpr int kMaxRowsWide = 3;
 constexpr int kMaxRowsFloat = kMaxRowsWide;  // rows of a float tile, 16 columns at a time where 32 are too wide
 constexpr int kRowsFloat = kMaxRowsFloat, kFloatDepth = 1 << 30;  // rows that share a block of kFloatDepth K in L1
 constexpr int kInterleave = 4;                                    // rows whose integer dots are issued in turn
+constexpr int kRowsInt = kMaxRows;                                // rows that share an integer panel
 // A level's own vector, the part of 16 lanes that a register holds: here all of them.
 constexpr int kLanes = 16, kParts = 1;
 using f32v = f32x16;
@@ -128,6 +129,7 @@ VEC_INLINE void store_i16(int16_t* p, i32x16 v) {  // lanes in -32768..32767
 // Weights as bytes in 0 .. 2^kBits - 1, kBits <= 7, one quad of K a lane.
 template <int kBits> struct UnsignedWeights {
   using Quads = i32v;
+  static constexpr bool kTurns = false;
   static VEC_INLINE Quads of(i32v bytes) { return bytes; }
   // sum[r] += N quads of weights times those of row r, which are at q + 32 r; the rows' dots are issued in turn
   template <int N> static VEC_INLINE void dot(i32v (&sum)[kInterleave], int rows, const Quads* w, const int8_t* q) {

@@ -9,6 +9,7 @@ constexpr int kMaxRows = 2;
 constexpr int kMaxRowsWide = 1;
 constexpr int kMaxRowsFloat = 2, kRowsFloat = 48, kFloatDepth = 64;
 constexpr int kInterleave = 1;
+constexpr int kRowsInt = 32;
 
 VEC_INLINE f32v fma(f32v a, f32v b, f32v c) { return a * b + c; }
 VEC_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return a * b + c; }
@@ -28,6 +29,7 @@ VEC_INLINE f32v part_f16(const uint16_t* p) {
 // A product of a byte and a signed byte fits 16 bits, so even and odd bytes are multiplied as 16-bit lanes.
 template <int kBits> struct UnsignedWeights {
   using Quads = i32v;
+  static constexpr bool kTurns = false;
   static VEC_INLINE Quads of(i32v bytes) { return bytes; }
   template <int N> static VEC_INLINE void dot(i32v (&sum)[kInterleave], int, const Quads* w, const int8_t* q) {
     GEMM_UNROLL for (int j = 0; j < N; j++) {
