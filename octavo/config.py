@@ -75,6 +75,13 @@ class EngineConfig:
     disk_cache_size: int = option(
         10 * 2**30, "Most bytes in the directory of disk_cache, or a string as '10GiB'.", size=True
     )
+    lora: tuple[str, ...] = option(
+        (), "A LoRA adapter as NAME=PATH, in PEFT's layout: requests choose it by NAME as their model. May be repeated."
+    )
+    max_loras: int = option(
+        0, "Most LoRA adapters at once, those loaded while serving included. 0: those named by lora alone."
+    )
+    max_lora_rank: int = option(64, "The largest rank of a LoRA adapter.")
     seed: int | None = option(None, "Seed for requests that bring none. Default: drawn at random.")
     fuse: bool = option(True, "Run fused operations. Off changes no bit, only speed.")
     reuse: bool = option(True, "Let temporary values share memory. Off changes no bit, only memory.")
@@ -98,6 +105,8 @@ class EngineConfig:
             ("max_num_batched_tokens", 16),
             ("max_model_len", 1),
             ("disk_cache_size", 1),
+            ("max_loras", 0),
+            ("max_lora_rank", 1),
         ):
             value = getattr(self, name)
             if value is None and name == "max_model_len":
@@ -108,6 +117,14 @@ class EngineConfig:
             raise ConfigError(f"target_itl must be above 0 and at most {MAX_ITL:g}; got {self.target_itl:g}")
         if self.seed is not None and not (isinstance(self.seed, int) and -(2**63) <= self.seed < 2**64):
             raise ConfigError(f"seed must be a whole number between {-(2**63)} and {2**64 - 1}; got {self.seed!r}")
+        object.__setattr__(self, "lora", tuple(self.lora))
+        names = [name for name, _ in self.adapters]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"lora names an adapter twice: {', '.join(names)}")
+        if 0 < self.max_loras < len(names):
+            raise ConfigError(f"max_loras is {self.max_loras}, but lora names {len(names)} adapters")
+        if self.max_lora_rank > 1024:
+            raise ConfigError(f"max_lora_rank must be at most 1024; got {self.max_lora_rank}")
         if self.disk_cache is not None and not (self.prefix_caching and self.backend == "cpu"):
             raise ConfigError("disk_cache needs prefix_caching and the cpu backend: it holds blocks of equal prefixes")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -115,6 +132,22 @@ class EngineConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): a step gives every running sequence a token"
             )
+
+    @property
+    def adapters(self) -> list[tuple[str, str]]:
+        """(name, path) of the adapters that `lora` names."""
+        found = []
+        for each in self.lora:
+            name, _, path = each.partition("=")
+            if not name or not path:
+                raise ConfigError(f"lora must be NAME=PATH; got {each!r:.100}")
+            found.append((name, path))
+        return found
+
+    @property
+    def num_adapters(self) -> int:
+        """Slots for adapters."""
+        return self.max_loras or len(self.lora)
 
 
 def offline(config: EngineConfig) -> EngineConfig:

@@ -20,6 +20,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     state: str  # "waiting", "running", or why it finished
     prompt_tokens: int
     output_tokens: int
+    adapter: str = ""  # digest of its LoRA adapter; "": none
     cached_tokens: int = 0  # prompt tokens that came from the cache when it was first admitted
     cached_tokens_disk: int = 0  # of them, those that were read from disk for it
     match_end: MatchEnd | None = None  # None: not admitted yet

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import repeat
 from operator import index
 from types import FrameType
@@ -16,18 +16,14 @@ from typing import Any, Self, TypeVar, get_args
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo.config import EngineConfig, ReasoningFormat, ToolFormat, offline
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress, pooled
-from octavo.explain import Explanation
+from octavo.outputs import PoolingRequestOutput, RequestOutput, Result
 from octavo.pooling import Pooling, embedding, logistic, similarities
-from octavo.request import PLAIN, FinishReason, ParameterError, SamplingParams, Terms, TokenLogprobs
-from octavo.text.assistant import MessageOutput
+from octavo.request import PLAIN, FinishReason, ParameterError, SamplingParams, Terms
 from octavo.text.chat import ChatFormat, ChatOptions, ChatPrompt
-from octavo.text.message import AssistantMessage
-from octavo.text.output import ChoiceOutput, Delta, best_of
 from octavo.text.template import read_template
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from octavo.text.tools.offer import read_offer
@@ -45,51 +41,6 @@ INTERRUPT_SECONDS = 0.1
 """Within which Ctrl-C is noticed while all requests wait for something else."""
 
 
-@dataclass(frozen=True)
-class Logprob:
-    logprob: float  # natural logarithm, of the model's own distribution
-    rank: int  # 1: most likely
-    decoded_token: str
-
-
-Logprobs = dict[int, Logprob]
-
-
-@dataclass
-class CompletionOutput:
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    cumulative_logprob: float | None = None  # where logprobs were asked for, or candidates compete
-    logprobs: list[Logprobs] | None = None  # per token: itself and the best alternatives
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
-    error: str | None = None  # why, where finish_reason is "error"
-    message: AssistantMessage | None = None  # of a chat: what `text` says
-
-
-@dataclass
-class RequestOutput:
-    request_id: str
-    prompt: str | None  # None where token ids were given
-    prompt_token_ids: list[int]
-    prompt_logprobs: list[Logprobs | None] | None  # per prompt token; nothing predicts the first
-    outputs: list[CompletionOutput]
-    num_cached_tokens: int = 0
-    finished: bool = True
-    explanations: list[Explanation] = field(default_factory=list)  # of all choices generated: candidates too
-
-
-@dataclass(frozen=True)
-class PoolingRequestOutput:
-    """What `LLM.embed` gives for one prompt."""
-
-    request_id: str
-    embedding: NDArray[Any]  # [hidden size], float32
-    prompt_token_ids: list[int]
-    num_cached_tokens: int = 0
-
-
 class LLM:
     """A model in this process.
 
@@ -103,6 +54,7 @@ class LLM:
         self.config = offline(EngineConfig(model=str(path), **options))
         self._tokenizer = load_tokenizer(path)
         self.engine = Engine(self.config)
+        self.adapters = dict(self.engine.loaded.named_adapters)  # name: digest of the content
         for notice in self.engine.loaded.notices:
             print(f"octavo: {notice}", file=sys.stderr)
         self._random = random.Random(self.config.seed)
@@ -118,17 +70,19 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         terms: Terms | Sequence[Terms] | None = None,
+        adapter: str | Sequence[str] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue each prompt; the results are in the order of the prompts. use_tqdm: a progress bar on a terminal.
 
         terms: priority, limits on time, cache salt and retention; one for all prompts, or one each.
+        adapter: the name of a LoRA adapter, "" for none; one for all prompts, or one each.
         Raises ParameterError before anything is computed where one of the requests cannot be served.
         """
         if isinstance(prompts, str | Mapping):
             prompts = [prompts]
         texts, ids = zip(*map(self._encode, prompts), strict=True) if prompts else ((), ())
-        return self._run(list(texts), list(ids), sampling_params, terms, use_tqdm)
+        return self._run(list(texts), list(ids), sampling_params, terms, adapter, use_tqdm)
 
     def chat(
         self,
@@ -148,13 +102,14 @@ class LLM:
         thinking_token_budget: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         terms: Terms | Sequence[Terms] | None = None,
+        adapter: str | Sequence[str] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list of conversations, through the model's chat template.
 
         The parameters are those of the chat API, in OpenAI's form. `outputs[i].message` tells content, reasoning and
         tool calls apart. chat_template: a template, or the path of one, in place of the model's; tool_format and
-        reasoning_format as the server's options. terms: as in `generate`.
+        reasoning_format as the server's options. terms, adapter: as in `generate`.
         Raises ParameterError or ChatTemplateError before anything is computed.
         """
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
@@ -183,11 +138,11 @@ class LLM:
         each = _each("sampling_params", sampling_params, SamplingParams(), len(chats))
         params = [chat.params(p) for chat, p in zip(chats, each, strict=True)]
         ids = [form.encode(chat.text) for chat in chats]
-        return self._run([chat.text for chat in chats], ids, params, terms, use_tqdm, chats)
+        return self._run([chat.text for chat in chats], ids, params, terms, adapter, use_tqdm, chats)
 
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None, normalize: bool = True,
-        use_tqdm: bool = True,
+        adapter: str = "", use_tqdm: bool = True,
     ) -> list[PoolingRequestOutput]:  # fmt: skip
         """A vector of each prompt: of the states after the final norm, that of the last token, the mean of all, or that
         of the first ("cls"), or what the model's own head makes of that ("pooler"; "scores" of a classifier); of length 1
@@ -195,12 +150,12 @@ class LLM:
 
         Raises ParameterError before anything is computed, RuntimeError where the model gives no finite number.
         """
-        outputs = self._pooled([prompts] if isinstance(prompts, str | Mapping) else prompts, pooling, use_tqdm)
+        outputs = self._pooled([prompts] if isinstance(prompts, str | Mapping) else prompts, pooling, adapter, use_tqdm)
         return [replace(out, embedding=embedding(out.embedding, normalize)) for out in outputs]
 
     def score(
         self, text_1: Prompt | Sequence[Prompt], text_2: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None,
-        use_tqdm: bool = True,
+        adapter: str = "", use_tqdm: bool = True,
     ) -> list[float]:  # fmt: skip
         """How near each of `text_2` is to `text_1`, or to that of its place. A classifier of one score reads the two
         together: its score by the logistic function, 0 to 1. Of other models, or with `pooling`: the cosine of their
@@ -214,9 +169,24 @@ class LLM:
                 "text_1", f"{len(first)} texts and {len(second)} to compare: give one, or one for each"
             )
         if pooling is None and "scores" in self.engine.bounds.abilities.heads:
-            return self._pair_scores(first * (len(second) if len(first) == 1 else 1), second, use_tqdm)
-        vectors = [out.embedding for out in self._pooled([*first, *second], pooling, use_tqdm)]
+            return self._pair_scores(first * (len(second) if len(first) == 1 else 1), second, adapter, use_tqdm)
+        vectors = [out.embedding for out in self._pooled([*first, *second], pooling, adapter, use_tqdm)]
         return similarities(vectors[: len(first)], vectors[len(first) :])
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Load a LoRA adapter in PEFT's layout, beside those of the option `lora`, while `max_loras` allows.
+
+        Raises AdapterError with one line naming the cause, ParameterError where the name is taken.
+        """
+        if not name or name in self.adapters:
+            raise ParameterError("name", f"an adapter cannot have the name {name!r:.100}: it must be new")
+        self.adapters[name] = self.engine.loaded.adapters.load(path)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Raises ParameterError where there is none of this name."""
+        digest = self._digest(name)
+        if self.adapters.pop(name, None) and digest not in self.adapters.values():
+            self.engine.loaded.adapters.unload(digest)
 
     def reset_prefix_cache(self) -> int:
         """Forget the cached KV blocks; how many these were."""
@@ -251,18 +221,23 @@ class LLM:
         ids: list[list[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         terms: Terms | Sequence[Terms] | None,
+        adapter: str | Sequence[str] | None,
         show: bool,
         chats: Sequence[ChatPrompt] | None = None,
     ) -> list[RequestOutput]:
         """chats: the prompts as conversations; None where the text goes on where they end."""
         params = _each("sampling_params", sampling_params, SamplingParams(), len(ids))
         each_terms = _each("terms", terms, PLAIN, len(ids))
-        adds = [self._add(i, resolve(p, self._tokenizer), t) for i, p, t in zip(ids, params, each_terms, strict=True)]
+        digests = map(self._digest, _each("adapter", adapter, "", len(ids)))
+        adds = [
+            self._add(i, resolve(p, self._tokenizer), t, digest)
+            for i, p, t, digest in zip(ids, params, each_terms, digests, strict=True)
+        ]
         for add in adds:
             self.engine.bounds.check(add)
         each_chat: Iterable[ChatPrompt | None] = chats or repeat(None, len(adds))
         results = {
-            add.id: _Result(self._tokenizer, add, p, text, self._piece, chat)
+            add.id: Result(self._tokenizer, add, p, text, self._piece, chat)
             for add, p, text, chat in zip(adds, params, texts, each_chat, strict=True)
         }
 
@@ -302,22 +277,28 @@ class LLM:
                 self.engine.abort(Abort(add.id))
             raise
 
-    def _pair_scores(self, first: Sequence[Prompt], second: Sequence[Prompt], show: bool) -> list[float]:
+    def _pair_scores(self, first: Sequence[Prompt], second: Sequence[Prompt], adapter: str, show: bool) -> list[float]:
         pairs = list(zip(first, second, strict=True))
         if not all(isinstance(text, str) for pair in pairs for text in pair):
             raise ParameterError("text_1", "a classifier of pairs reads texts, not token ids")
         if (count := self.engine.bounds.abilities.heads["scores"]) != 1:
             raise ParameterError("model", f"this classifier gives {count} numbers for a pair, a score is one")
         joined = self._tokenizer.encode_pairs(pairs)  # type: ignore[arg-type]
-        outputs = self._run_pooled([pooled(self._next_id(), p.ids, "scores", PLAIN, p.num_first) for p in joined], show)
+        digest = self._digest(adapter)
+        adds = [pooled(self._next_id(), p.ids, "scores", PLAIN, p.num_first, digest) for p in joined]
+        outputs = self._run_pooled(adds, show)
         return [logistic(float(out.embedding[0])) for out in outputs]
 
-    def _pooled(self, prompts: Sequence[Prompt], pooling: Pooling | None, show: bool) -> list[PoolingRequestOutput]:
+    def _pooled(
+        self, prompts: Sequence[Prompt], pooling: Pooling | None, adapter: str, show: bool
+    ) -> list[PoolingRequestOutput]:
         """Vectors that are not normalised."""
         pooling = self.engine.bounds.abilities.pooling if pooling is None else pooling
         if pooling not in get_args(Pooling):
             raise ParameterError("pooling", f"pooling must be {', '.join(get_args(Pooling))}, got {pooling!r:.80}")
-        return self._run_pooled([pooled(self._next_id(), self._encode(p)[1], pooling) for p in prompts], show)
+        digest = self._digest(adapter)
+        adds = [pooled(self._next_id(), self._encode(p)[1], pooling, adapter=digest) for p in prompts]
+        return self._run_pooled(adds, show)
 
     def _next_id(self) -> str:
         self._count += 1
@@ -343,90 +324,24 @@ class LLM:
             outputs.append(PoolingRequestOutput(add.id, vector, add.prompt_ids, progress.num_cached))
         return outputs
 
-    def _add(self, ids: list[int], params: SamplingParams, terms: Terms) -> Add:
+    def _digest(self, adapter: str) -> str:
+        if adapter and adapter not in self.adapters:
+            known = ", ".join(self.adapters) or "none"
+            raise ParameterError("adapter", f"there is no adapter {adapter!r:.100}; loaded: {known}")
+        return self.adapters.get(adapter, "")
+
+    def _add(self, ids: list[int], params: SamplingParams, terms: Terms, adapter: str) -> Add:
         try:
             terms = msgspec.convert(msgspec.to_builtins(terms), Terms)
         except (msgspec.ValidationError, TypeError) as e:
             raise ParameterError("terms", f"terms: {e}") from None
         seed = params.seed if params.seed is not None else self._random.getrandbits(63)
-        return Add(self._next_id(), ids, params.candidates(), seed, terms)
+        return Add(self._next_id(), ids, params.candidates(), seed, terms, adapter=adapter)
 
     def _piece(self, token: int) -> str:
         if token not in self._pieces:
             self._pieces[token] = self._tokenizer.decode([token], skip_special_tokens=False)
         return self._pieces[token]
-
-
-class _Result:
-    """A RequestOutput as it fills."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, add: Add, params: SamplingParams, text: str | None, piece: Callable[[int], str],
-        chat: ChatPrompt | None,
-    ) -> None:  # fmt: skip
-        """`params` are the caller's, those of `add` ask for all candidates."""
-        n = add.params.n
-        self.output = RequestOutput(add.id, text, add.prompt_ids, None, [CompletionOutput(i) for i in range(n)])
-        self.open = n
-        self._params = params
-        self._piece = piece
-        self._tokenizer = tokenizer
-        self._chat = chat
-        prompt_ids = add.prompt_ids if chat is None or chat.continues else ()
-        keep: frozenset[int] = frozenset() if chat is None else chat.keep
-        self._choices = [ChoiceOutput(tokenizer, params, prompt_ids, keep) for _ in range(n)]
-        if params.prompt_logprobs is not None:
-            self.output.prompt_logprobs = [None]
-        for out in self.output.outputs:
-            out.logprobs = None if params.logprobs is None else []
-            out.cumulative_logprob = None if add.params.logprobs is None else 0.0
-
-    def finish(self) -> RequestOutput:
-        """The whole answer: of candidates the best."""
-        outputs = [self.output.outputs[i] for i in best_of(self._choices, self._params.n)]
-        if len(outputs) < len(self._choices):
-            self.output.outputs = [replace(out, index=i) for i, out in enumerate(outputs)]
-        if self._chat is not None:
-            for out in self.output.outputs:
-                self._read(out, self._chat)
-        return self.output
-
-    def _read(self, out: CompletionOutput, chat: ChatPrompt) -> None:
-        """The message that the text of a chat is."""
-        reader = MessageOutput(self._tokenizer, chat, self._params.skip_special_tokens)
-        delta = Delta(out.text, out.token_ids, [], FinishReason(out.finish_reason or "error"), out.stop_reason)
-        out.message = AssistantMessage()
-        out.message.add(reader.push(delta))
-        out.finish_reason = reader.finish_reason(delta)
-
-    def push(self, progress: Progress) -> bool:
-        """True: a stop string ended the choice, the engine does not know yet."""
-        choice = self._choices[progress.choice]
-        if choice.finish_reason is not None:
-            return False
-        if progress.choice == 0:
-            self.output.num_cached_tokens = progress.num_cached
-            if self.output.prompt_logprobs is not None:
-                self.output.prompt_logprobs += map(self._logprobs, progress.prompt_logprobs)
-        delta = choice.push(progress)
-        out = self.output.outputs[progress.choice]
-        out.text += delta.text
-        out.token_ids += delta.token_ids
-        if out.logprobs is not None:
-            out.logprobs += map(self._logprobs, delta.logprobs)
-        if choice.logprob is not None:
-            out.cumulative_logprob = choice.logprob
-        if delta.finish_reason is None:
-            return False
-        out.finish_reason, out.stop_reason, out.error = str(delta.finish_reason), delta.stop_reason, delta.error
-        self.open -= 1
-        return progress.finish_reason is None
-
-    def _logprobs(self, scored: TokenLogprobs) -> Logprobs:
-        found = {scored.token_id: Logprob(scored.logprob, scored.rank, self._piece(scored.token_id))}
-        for rank, (token, logprob) in enumerate(zip(scored.top_ids, scored.top_logprobs, strict=True), 1):
-            found.setdefault(token, Logprob(logprob, rank, self._piece(token)))
-        return found
 
 
 def _each(name: str, given: T | Sequence[T] | None, default: T, count: int) -> list[T]:

@@ -143,14 +143,14 @@ class Request:
     """
 
     __slots__ = (
-        "arrival", "choice", "constraint", "eos_ids", "finish_reason", "from_disk", "gates", "id", "num_cached",
+        "adapter", "arrival", "choice", "constraint", "eos_ids", "finish_reason", "from_disk", "gates", "id", "num_cached",
         "num_computed", "num_first", "num_preemptions", "output_ids", "params", "pool", "prompt_ids", "prompt_logprobs", "seed", "stop_ids",
         "tables", "terms",
     )  # fmt: skip
 
     def __init__(
         self, id: str, choice: int, prompt_ids: list[int], params: SamplingParams, seed: int,
-        eos_ids: frozenset[int] = frozenset(), terms: Terms = PLAIN, arrival: float = 0.0,
+        eos_ids: frozenset[int] = frozenset(), terms: Terms = PLAIN, arrival: float = 0.0, adapter: str = "",
     ) -> None:  # fmt: skip
         assert prompt_ids, "a prompt has at least one token"
         self.id = id
@@ -162,6 +162,7 @@ class Request:
         self.eos_ids = eos_ids
         self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_ids)
         self.terms = terms
+        self.adapter = adapter  # digest of the LoRA adapter that computes it; "": none
         self.arrival = arrival  # seconds, monotonic clock of the engine
         self.gates: list[Gate] = []  # it does not run before all are open
         self.constraint: Constraint | None = None

@@ -28,11 +28,12 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {
         "config", "request", "pooling", "explain", "graph", "models", "weights", "sampling", "backends", "cache", "sched", "grammar",
     },
-    "llm": {"config", "request", "pooling", "explain", "engine", "text", "weights"},
+    "outputs": {"request", "explain", "engine.messages", "text"},
+    "llm": {"outputs", "config", "request", "pooling", "explain", "engine", "text", "weights"},
     "server": {"__version__", "config", "request", "pooling", "explain", "engine", "text", "weights"},
     "bench": {"config", "request", "engine", "text", "weights"},
     "cli": {"*"},
-    "__init__": {"llm", "request"},
+    "__init__": {"llm", "outputs", "request"},
 }  # fmt: skip
 
 HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "typer", "rich", "jinja2", "prometheus_client", "tokenizers")

@@ -17,7 +17,7 @@ from octavo.bench import structured
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import Add, Progress
-from octavo.llm import CompletionOutput
+from octavo.outputs import CompletionOutput
 from octavo.request import Structured
 from tests.schemas import SCHEMAS, Schema
 

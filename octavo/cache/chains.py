@@ -21,7 +21,7 @@ class Chains:
         """The first num_blocks + 1 names, remembered until `forget`."""
         keys = self._keys.get(request.key)
         if keys is None:
-            keys = self._keys[request.key] = [root_key(self._seed, request.terms.cache_salt)]
+            keys = self._keys[request.key] = [root_key(self._seed, request.terms.cache_salt, request.adapter)]
         for i in range(len(keys) - 1, num_blocks):
             keys.append(chain_key(keys[i], request.token_ids(i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE)))
         return keys[: num_blocks + 1]

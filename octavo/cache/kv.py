@@ -140,7 +140,8 @@ class KvCache:
     def fork(self, parent: Request, child: Request) -> None:
         """The child, equal to the parent so far, refers to all its blocks, the unfinished one included. Between steps."""
         assert not child.tables and not any(group.copies for group in self.groups), "a step is under way"
-        assert child.terms.cache_salt == parent.terms.cache_salt and child.key != parent.key
+        assert child.terms.cache_salt == parent.terms.cache_salt and child.adapter == parent.adapter
+        assert child.key != parent.key
         num_blocks = blocks_for(parent.num_computed)
         child.tables = [table[:num_blocks] for table in parent.tables]
         for table, group in zip(child.tables, self.groups, strict=True):

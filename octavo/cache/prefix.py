@@ -1,7 +1,8 @@
 """PrefixIndex: which block holds the keys and values of which prefix.
 
 A prefix is named by a chain key: a 128-bit BLAKE2b digest of the parent's key and the block's token ids, so equal
-keys mean equal prefixes, back to the seed (weights, KV type, rope, numerics version, ISA, activations) and the salt.
+keys mean equal prefixes, back to the seed (weights, KV type, rope, numerics version, ISA, activations), the adapter and
+the salt.
 Blocks that are not full may be indexed too; they end a chain and serve only as the source of a copy.
 """
 
@@ -16,9 +17,11 @@ from typing import NamedTuple
 Key = bytes
 
 
-def root_key(seed: bytes, salt: str = "") -> Key:
-    """Parent of every first block of one seed and salt."""
+def root_key(seed: bytes, salt: str = "", adapter: str = "") -> Key:
+    """Parent of every first block of one seed, salt and adapter (the digest of its content)."""
     root = hashlib.blake2b(seed, digest_size=16, person=b"octavo-prefix").digest()
+    if adapter:
+        root = hashlib.blake2b(adapter.encode(), digest_size=16, key=root, person=b"octavo-adapter").digest()
     return hashlib.blake2b(salt.encode(errors="surrogatepass"), digest_size=16, key=root).digest() if salt else root
 
 

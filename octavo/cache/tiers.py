@@ -348,7 +348,7 @@ class DiskTier:
             known = self._named[request.key] = (request, [])
         names = known[1]
         for i in range(len(names), num_blocks):
-            parent = names[-1].key if names else root_key(store.space, request.terms.cache_salt)
+            parent = names[-1].key if names else root_key(store.space, request.terms.cache_salt, request.adapter)
             token_ids = tuple(request.token_ids(i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE))
             names.append(BlockId(chain_key(parent, token_ids), 0, parent, token_ids))
         return names[:num_blocks]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 
 from octavo.cli.source import OnChunk, read_chunk, refusal
-from octavo.config import EngineConfig, ServerConfig
+from octavo.config import ConfigError, EngineConfig, ServerConfig
 from octavo.engine.client import EngineClient
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ class LocalModel:
     def __init__(self, config: EngineConfig) -> None:
         """Raises EngineError, CheckpointError or ConfigError with one line for the user."""
         config, self.name = resolve(config)
+        if len(config.adapters) > 1:
+            raise ConfigError("name one adapter with lora: it answers everything")
+        self._answers_as = config.adapters[0][0] if config.adapters else self.name
         options = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
         served = ServerConfig(**options, strict=True)  # a field that nobody knows is a mistake
         self._client = EngineClient.launch(config)
@@ -120,6 +123,7 @@ class LocalModel:
         from octavo.server.routes import ANSWERS
 
         try:
+            body = {"model": self._answers_as, **body}
             return ANSWERS[path](self._service, msgspec.json.encode(body), Call(os.urandom(12).hex(), Caller()))[0]
         except ApiError as e:
             raise refusal(e.status, e.message, e.param) from None

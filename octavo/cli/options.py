@@ -40,7 +40,7 @@ def with_config(
             file = given.pop("config_file")
             values = read_config(file, kind) if file else {}
             flags = {name: given.pop(name) for name in fields}
-            values |= {name: value for name, value in flags.items() if value is not None}
+            values |= {name: value for name, value in flags.items() if value is not None and value != []}
             command(make_config(kind, values), **given)
 
         parameters = [_model_argument(fields["model"]), *own, _config_option()]
@@ -131,6 +131,8 @@ def _flag(f: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
         base, metavar = str, "SIZE"
     elif get_origin(base) is Literal:
         base, metavar = str, "|".join(get_args(base))  # checked by the config, with the same message everywhere
+    elif base == tuple[str, ...]:
+        base, metavar, default = list[str], "NAME=PATH", None
     elif base is int:
         metavar = "N"
     elif base is float:

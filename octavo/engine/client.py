@@ -10,6 +10,7 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 import msgspec
 import zmq
@@ -23,16 +24,19 @@ from octavo.engine.messages import (
     Event,
     Explain,
     Flush,
+    LoadAdapter,
     Progress,
     Ready,
     Reply,
     Shutdown,
     Stats,
     StepOutput,
+    UnloadAdapter,
 )
 from octavo.engine.overload import UNBOUNDED, Backlog, QueueBounds
 from octavo.engine.supervisor import EngineProcess
 from octavo.explain import Explanation
+from octavo.weights.adapter_config import AdapterError
 
 CLOSE_SECONDS = 5.0
 """An engine that was told to end gets this long: a step, not a drain."""
@@ -58,6 +62,11 @@ class EngineDead(RuntimeError):
     """The engine process has ended with requests open."""
 
 
+class NamedAdapter(NamedTuple):
+    digest: str
+    path: str
+
+
 class EngineClient:
     """Belongs to one event loop, that of the first `ready`. `launch` needs none."""
 
@@ -68,6 +77,7 @@ class EngineClient:
         self.stats = Stats()
         self._backlog = Backlog(process.config.max_num_seqs, bounds)
         self.bounds: Bounds | None = None
+        self.adapters: dict[str, NamedAdapter] = {}  # by name; the engine knows them by their digests
         self._context = context
         self._commands = _bound(context, zmq.PUSH, process.commands)
         self._events = _bound(context, zmq.PULL, process.events)
@@ -142,6 +152,20 @@ class EngineClient:
         """Forget the cached blocks that no live request uses; how many these were. Raises EngineDead."""
         return (await self._ask(Flush(next(self._tickets)))).num_blocks
 
+    async def load_adapter(self, path: str) -> str:
+        """The digest of the LoRA adapter at a path of this machine, which requests may use from now on.
+
+        Raises AdapterError with one line for the user where it cannot be served, EngineDead.
+        """
+        reply = await self._ask(LoadAdapter(next(self._tickets), path))
+        if reply.error is not None:
+            raise AdapterError(reply.error)
+        return reply.adapter
+
+    async def unload_adapter(self, digest: str) -> None:
+        """Forget an adapter, as soon as those that use it have ended. Raises EngineDead."""
+        await self._ask(UnloadAdapter(next(self._tickets), digest))
+
     async def close(self) -> None:
         """End the engine, at once for open requests. May be called again."""
         if self._closed:
@@ -157,7 +181,7 @@ class EngineClient:
             self._end("the engine was shut down before the answer was complete")
         self._context.destroy(linger=0)
 
-    async def _ask(self, command: Explain | Flush) -> Reply:
+    async def _ask(self, command: Explain | Flush | LoadAdapter | UnloadAdapter) -> Reply:
         if self.bounds is None or self._dead.done():
             raise EngineDead(self._dead.result() if self.bounds else "the engine is not ready")
         assert self._loop is not None
@@ -196,6 +220,8 @@ class EngineClient:
             elif isinstance(event, Ready):
                 eos_ids = frozenset(event.eos_ids)
                 self.bounds = Bounds(event.vocab_size, event.max_model_len, eos_ids, event.abilities)
+                for name, path in self.process.config.adapters:
+                    self.adapters[name] = NamedAdapter(event.adapters[name], path)
                 if not self._ready.done():
                     self._ready.set_result(event)
             elif isinstance(event, Reply):

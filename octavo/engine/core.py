@@ -14,7 +14,7 @@ import msgspec
 
 from octavo.config import EngineConfig
 from octavo.engine.load import Report, load
-from octavo.engine.messages import Abort, Add, Progress, Stats, StepOutput
+from octavo.engine.messages import Abort, Add, LoadAdapter, Progress, Reply, Stats, StepOutput, UnloadAdapter
 from octavo.explain import Explanation
 from octavo.pooling import Pool
 from octavo.request import FinishReason, ParameterError, Request
@@ -77,11 +77,21 @@ class Engine:
         self.bounds.check(add)
         if self._scheduler.is_live(add.id):
             raise ParameterError("id", f"a request with the id {add.id} is being served")
+        if add.adapter and add.adapter not in self.loaded.adapters.slots:
+            raise ParameterError("model", f"there is no adapter {add.adapter} here")
         now = time.monotonic()
         params = add.params
         for choice in range(1 if params.use_beam_search else params.n):
             request = Request(
-                add.id, choice, add.prompt_ids, params, add.seed, self.bounds.eos_ids, add.terms, arrival=now
+                add.id,
+                choice,
+                add.prompt_ids,
+                params,
+                add.seed,
+                self.bounds.eos_ids,
+                add.terms,
+                arrival=now,
+                adapter=add.adapter,
             )
             search = BeamSearch(request, self.bounds.max_model_len) if params.use_beam_search else None
             if add.pooling is not None:
@@ -137,6 +147,18 @@ class Engine:
         if self._tier is not None:
             self._tier.flush()
         return self.loaded.cache.flush()
+
+    def load_adapter(self, command: LoadAdapter) -> None:
+        """Read it beside the loop; `replies` has the answer."""
+        self.loaded.adapters.begin(command, self.wake)
+
+    def unload_adapter(self, command: UnloadAdapter) -> None:
+        """Forget an adapter as soon as no live request uses it."""
+        self.loaded.adapters.unload(command.adapter)
+
+    def replies(self) -> list[Reply]:
+        """Answers to commands that took longer than their call."""
+        return self.loaded.adapters.replies()
 
     def wake(self) -> None:
         """A gate has opened. From any thread."""
@@ -199,6 +221,7 @@ class Engine:
 
     def stats(self) -> Stats:
         others: dict[str, Any] = {}
+        uses = self._scheduler.adapters() if self.loaded.adapters.slots else {}
         for part in (self._tier, self._compiler):
             if part is not None:
                 others |= part.stats()
@@ -207,6 +230,7 @@ class Engine:
             received_tokens=self._received_tokens,
             steps=self._steps,
             step_seconds=self._step_seconds,
+            adapters={digest: uses[digest] for digest in self.loaded.adapters.slots},
             **self._scheduler.stats(),
             **others,
         )

@@ -9,9 +9,11 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from octavo.backends.adapted import AdaptedProgram
 from octavo.backends.base import Backend, Limits, Program
 from octavo.cache.blocks import BLOCK_SIZE, GroupSpec, blocks_for
 from octavo.cache.kv import KvCache
@@ -19,10 +21,12 @@ from octavo.cache.match import Match
 from octavo.cache.store import BlockStore
 from octavo.cache.tiers import LONG_PREFIX, DiskTier
 from octavo.config import ConfigError, EngineConfig
+from octavo.engine.adapters import AdapterReader, Adapters, Packed
 from octavo.engine.admission import Bounds
 from octavo.engine.memory import KvNeeds, KvSize, check_weights, format_bytes, free_memory, size_kv
 from octavo.engine.messages import Abilities, Ready
 from octavo.engine.space import kv_space
+from octavo.graph.adapt import adapt, targets
 from octavo.graph.ir import Graph, Kind
 from octavo.models import build_graph, rope
 from octavo.pooling import HEADS
@@ -58,6 +62,8 @@ class Loaded:
     cache: KvCache
     tier: DiskTier | None
     scheduler: Scheduler
+    adapters: Adapters
+    named_adapters: dict[str, str]  # digests of those that the config names, by name
     batches: BatchBuilder
     phases: dict[str, float]
     notices: list[str]
@@ -75,6 +81,7 @@ class Loaded:
             isa=getattr(self.backend, "isa", self.backend.name),
             eos_ids=sorted(self.bounds.eos_ids),
             abilities=self.bounds.abilities,
+            adapters=self.named_adapters,
             notices=[self.kv.describe(self.bounds.max_model_len), *self.notices],
         )
 
@@ -110,6 +117,11 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
     with phase("pack"):
         check_weights(backend.weight_bytes(graph), free_memory())
         weights = backend.pack(graph, checkpoint, (lambda done, total: report("pack", done, total)) if report else None)
+    reader = AdapterReader(backend, targets(graph), config.max_lora_rank, free_memory) if config.num_adapters else None
+    packed: dict[str, Packed] = {}
+    if reader is not None and config.adapters:
+        with phase("adapters"):
+            packed = {name: reader.read(path) for name, path in config.adapters}
     with phase("kv"):
         block_bytes = backend.block_bytes(graph)
         # What one step writes, nothing of which is kept.
@@ -123,14 +135,20 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
             free_bytes=free_memory(),
         )
         state = backend.make_state(graph, kv.num_blocks)
+    if reader is not None:
+        reader.free = partial(_beside, kv, state)
     limits = Limits(
         max_tokens=max_tokens,
         max_rows=max_rows,
         max_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
+        max_adapters=config.num_adapters,
     )
     with phase("compile"):
         program = backend.compile(graph, weights, state, limits)
+        if reader is not None:
+            adapted = backend.compile(adapt(graph, config.max_lora_rank), weights, state, limits)
+            program = AdaptedProgram(program, adapted)
     eos_ids = frozenset(i for i in checkpoint.generation["eos_token_id"] if 0 <= i < graph.vocab_size)
     # A nonce: these keys never leave the process. The disk tier has its own, seeded with what the blocks depend on.
     groups = [GroupSpec(n, group.window) for n, group in zip(kv.num_blocks, graph.groups, strict=True)]
@@ -141,6 +159,10 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
             raise ConfigError("disk_cache keeps what texts begin with, and an encoder can reuse nothing of it")
         tier = _disk_tier(config, cache, state, lambda: kv_space(graph, backend.fingerprint(), files))
         notices.append(f"disk cache in {config.disk_cache}, at most {format_bytes(config.disk_cache_size)}")
+    scheduler = Scheduler(
+        cache, limits, _fetch(tier) if tier else None, target_itl=config.target_itl, whole=not graph.causal
+    )
+    adapters = Adapters(program, reader, config.num_adapters, scheduler.adapters)
     return Loaded(
         checkpoint=checkpoint,
         graph=graph,
@@ -153,10 +175,10 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         program=program,
         cache=cache,
         tier=tier,
-        scheduler=Scheduler(
-            cache, limits, _fetch(tier) if tier else None, target_itl=config.target_itl, whole=not graph.causal
-        ),
-        batches=BatchBuilder(limits, len(graph.groups)),
+        scheduler=scheduler,
+        adapters=adapters,
+        named_adapters={name: adapters.install(each) for name, each in packed.items()},
+        batches=BatchBuilder(limits, len(graph.groups), adapters.slots),
         phases=phases,
         notices=notices,
     )
@@ -208,6 +230,11 @@ def _disk_tier(config: EngineConfig, cache: KvCache, state: Any, space: Callable
         lambda: BlockStore(directory, space(), config.disk_cache_size),
         notify=lambda line: print(f"octavo: {line}", file=sys.stderr, flush=True),
     )
+
+
+def _beside(kv: KvSize, state: Any) -> int:
+    """Bytes free beside the KV cache, which takes its memory as it is used."""
+    return free_memory() - kv.total_bytes + getattr(state, "touched_bytes", kv.total_bytes)
 
 
 def _fetch(tier: DiskTier) -> Fetch:

@@ -35,11 +35,19 @@ class Add(msgspec.Struct, tag="add", frozen=True):
     terms: Terms = Terms()
     pooling: Pooling | None = None  # the pooled states of the prompt are wanted; params.max_tokens is 0
     num_first: int | None = None  # of two texts in one: tokens of the first, its separator included; others have type 1
+    adapter: str = ""  # digest of the LoRA adapter that it is for; "": none
 
 
-def pooled(id: str, prompt_ids: list[int], pooling: Pooling, terms: Terms = PLAIN, num_first: int | None = None) -> Add:
+def pooled(
+    id: str,
+    prompt_ids: list[int],
+    pooling: Pooling,
+    terms: Terms = PLAIN,
+    num_first: int | None = None,
+    adapter: str = "",
+) -> Add:
     """A request for the pooled states of a prompt."""
-    return Add(id, prompt_ids, _NOTHING, 0, terms, pooling, num_first)
+    return Add(id, prompt_ids, _NOTHING, 0, terms, pooling, num_first, adapter)
 
 
 _NOTHING = SamplingParams(max_tokens=0, temperature=0.0)
@@ -65,11 +73,25 @@ class Flush(msgspec.Struct, tag="flush", frozen=True):
     ticket: int
 
 
+class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True):
+    """Read the LoRA adapter at a path of this machine; the Reply has its digest, or the error."""
+
+    ticket: int
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, tag="unload_adapter", frozen=True):
+    """No new request uses this adapter: forget it when those that do have ended."""
+
+    ticket: int
+    adapter: str
+
+
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
     pass
 
 
-Command = Add | Abort | Explain | Flush | Shutdown
+Command = Add | Abort | Explain | Flush | LoadAdapter | UnloadAdapter | Shutdown
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -123,6 +145,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     disk_blocks_refused: int = 0  # damaged or foreign files, removed
     disk_blocks_removed: int = 0  # to keep the bound
     forced_tokens: int = 0  # output tokens that a grammar left no choice about, appended without a draw
+    adapters: dict[str, int] = {}  # digests of the LoRA adapters that are loaded: live choices that use each
     grammars_compiled: int = 0
     grammars_reused: int = 0  # requests whose grammar another had asked for
     grammars_refused: int = 0
@@ -164,15 +187,18 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     isa: str
     eos_ids: list[int]  # end tokens that the model can draw
     abilities: Abilities = Abilities()
+    adapters: dict[str, str] = {}  # digests of those that the config names, by name
     notices: list[str] = []  # lines for the user, e.g. a context longer than the model was made for
 
 
 class Reply(msgspec.Struct, tag="reply", frozen=True):
-    """To the Explain or Flush with this ticket."""
+    """To the command with this ticket."""
 
     ticket: int
     explanations: list[Explanation] = []
     num_blocks: int = 0  # flushed
+    adapter: str = ""  # digest of the one that was loaded
+    error: str | None = None  # why it was not
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):

@@ -27,9 +27,11 @@ from octavo.engine.messages import (
     Failed,
     Flush,
     Launch,
+    LoadAdapter,
     Reply,
     Shutdown,
     StepOutput,
+    UnloadAdapter,
 )
 from octavo.graph.verify import GraphError
 from octavo.request import ParameterError
@@ -92,6 +94,8 @@ def serve(engine: Engine, channel: Channel, launch: Launch) -> None:
             reply = _apply(engine, command)
             if reply is not None:
                 channel.send(reply)
+        for reply in engine.replies():
+            channel.send(reply)
         output = engine.step()
         if output is not None:
             channel.send(output)
@@ -104,7 +108,7 @@ def serve(engine: Engine, channel: Channel, launch: Launch) -> None:
                 channel.send(StepOutput(launch.epoch, [], engine.stats()))
 
 
-def _apply(engine: Engine, command: Add | Abort | Explain | Flush) -> Reply | None:
+def _apply(engine: Engine, command: Add | Abort | Explain | Flush | LoadAdapter | UnloadAdapter) -> Reply | None:
     match command:
         case Add():
             try:
@@ -117,6 +121,11 @@ def _apply(engine: Engine, command: Add | Abort | Explain | Flush) -> Reply | No
             return Reply(command.ticket, explanations=engine.explain(command.id))
         case Flush():
             return Reply(command.ticket, num_blocks=engine.flush())
+        case LoadAdapter():
+            engine.load_adapter(command)
+        case UnloadAdapter():
+            engine.unload_adapter(command)
+            return Reply(command.ticket)
     return None
 
 

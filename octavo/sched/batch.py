@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.backends.base import I32, NO_TYPES, U32, Limits, SamplingArrays, StepBatch
+from octavo.backends.base import I32, NO_ADAPTERS, NO_TYPES, U32, Limits, SamplingArrays, StepBatch
 from octavo.cache.blocks import blocks_for
 from octavo.request import Request
 from octavo.sampling.params import SamplingTable
 from octavo.sched.step import Step, Work
 
+NO_SLOTS: Mapping[str, int] = MappingProxyType({})
 _NO_COPIES: I32 = np.zeros((0, 2), np.int32)
 
 
 class BatchBuilder:
     """Keeps what does not change between steps by slot: sampling parameters and block tables."""
 
-    def __init__(self, limits: Limits, num_groups: int) -> None:
+    def __init__(self, limits: Limits, num_groups: int, adapters: Mapping[str, int] = NO_SLOTS) -> None:
+        """adapters: the slot of each LoRA adapter, as it is when a step is built."""
         num_blocks = blocks_for(limits.max_model_len)
         self._table = SamplingTable(limits.max_seqs)
         self._occupants: list[Request | None] = [None] * limits.max_seqs
         self._blocks: list[I32] = [np.zeros((limits.max_seqs, num_blocks), np.int32) for _ in range(num_groups)]
         self._seen: list[list[tuple[list[int], int]]] = [[([], 0)] * limits.max_seqs for _ in range(num_groups)]
+        self._adapters = adapters
         self._steps: I32 = np.arange(limits.max_tokens, dtype=np.int32)
 
     def build(self, step: Step) -> StepBatch:
@@ -62,7 +66,13 @@ class BatchBuilder:
             logit_rows=logit_rows,
             sampling=sampling,
             token_types=_token_types(works) if pairs else NO_TYPES,
+            adapters=self._slots(works, counts) if self._adapters else NO_ADAPTERS,
         )
+
+    def _slots(self, works: list[Work], counts: I32) -> I32:
+        """The adapter of each token."""
+        slots = [self._adapters[work.request.adapter] if work.request.adapter else -1 for work in works]
+        return np.repeat(np.array(slots, np.int32), counts) if max(slots) >= 0 else NO_ADAPTERS
 
     def _follow(self, g: int, slot: int, table: list[int]) -> None:
         """Bring a row of block ids up to date: a table grows in place, or is another list."""

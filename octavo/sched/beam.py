@@ -209,5 +209,13 @@ class BeamSearch:
 def _copy(request: Request, choice: int, params: SamplingParams) -> Request:
     """The same request before it has run, as another choice."""
     return Request(
-        request.id, choice, request.prompt_ids, params, request.seed, request.eos_ids, request.terms, request.arrival
+        request.id,
+        choice,
+        request.prompt_ids,
+        params,
+        request.seed,
+        request.eos_ids,
+        request.terms,
+        request.arrival,
+        request.adapter,
     )

@@ -69,6 +69,7 @@ class Recent:
             state=state,
             prompt_tokens=len(request.prompt_ids),
             output_tokens=len(request.output_ids),
+            adapter=request.adapter,
             cached_tokens=live.num_cached,
             cached_tokens_disk=live.num_disk,
             match_end=MatchEnd(match.end.reason, match.end.position) if match else None,

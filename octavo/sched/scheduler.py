@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -247,6 +248,10 @@ class Scheduler:
             "kv_slots_filled": usage.num_filled,
             **self._counters,
         }
+
+    def adapters(self) -> Counter[str]:
+        """Digests of the adapters of live choices, and how many each has."""
+        return Counter(live.request.adapter for lives in self._live.values() for live in lives.values())
 
     def explain(self, id: str) -> list[Explanation]:
         """Of the choices of the request `id`, or of `id`-0, `id`-1 and so on: live ones, and the last that have ended."""

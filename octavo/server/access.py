@@ -26,7 +26,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     sha256: str | None = None
     tenant: str | None = None  # who shares the machine fairly; default: the name
     salt: str | None = None  # only equal salts share KV blocks; default: the tenant, "" shares with all that have ""
-    admin: bool = False  # may flush the cache and see what the engine did for anybody's requests
+    admin: bool = False  # may flush the cache, load adapters, and see what the engine did for anybody's requests
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and answers; what an answer takes is known when it ends
     max_concurrent: int | None = None  # requests open at once

@@ -74,7 +74,7 @@ def _begin(service: Service, body: bytes, call: Call) -> tuple[MessagesAnswer, M
     chat.retention = marked.retention()
     generation = service.generation(new_id("msg", request.request_id), [prompt], chat, call, conversation)
     shows = request.thinking is None or request.thinking.display != "omitted"
-    return MessagesAnswer(generation, service.model, conversation, marked, shows_thinking=shows), request, ignored
+    return MessagesAnswer(generation, generation.model, conversation, marked, shows_thinking=shows), request, ignored
 
 
 def _count(service: Service, body: bytes, call: Call) -> tuple[int, list[str]]:
@@ -90,7 +90,7 @@ def _count(service: Service, body: bytes, call: Call) -> tuple[int, list[str]]:
 def _read(service: Service, request: CountTokensRequest, ignored: list[str]) -> _Read:
     form = service.chat
     assert form is not None
-    service.check_model(request.model)
+    service.served(request.model)
     conversation = read_conversation(request.messages, request.system, request.tools, request.cache_control, ignored)
     chat = request.chat_request(conversation.tools)
     chat.continue_final_message = conversation.continues

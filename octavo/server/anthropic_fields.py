@@ -75,7 +75,9 @@ class CountTokensRequest(RequestBody, kw_only=True):
         "thread": Refused("nothing is stored"),
     }
 
-    model: Annotated[str | None, about("The name in /v1/models; another name is a 404.")] = None
+    model: Annotated[
+        str | None, about("A name in /v1/models: of the model, or of a LoRA adapter; another is a 404.")
+    ] = None
     messages: Annotated[
         list[dict[str, Any]],
         about("The conversation: user and assistant in turn. The answer goes on in a last message of the assistant."),
@@ -118,6 +120,7 @@ class CountTokensRequest(RequestBody, kw_only=True):
         disabled = None if choice is None else choice.disable_parallel_tool_use
         format = None if output is None else output.format
         return ChatRequest(
+            model=self.model,
             messages=[],
             tools=tools,
             tool_choice=None if choice is None else choice.for_chat(),

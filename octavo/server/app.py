@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -14,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from octavo import __version__
+from octavo.server.adapters import add_adapter_routes
 from octavo.server.anthropic import add_message_routes
 from octavo.server.batches import Batches, batches_router
 from octavo.server.calls import Calls, call_of
@@ -65,15 +64,15 @@ def routes(service: Service) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        """The model that is served."""
-        listed = {"object": "list", "data": [_card(service)]}
-        return json_response({**listed, "has_more": False, "first_id": service.model, "last_id": service.model})
+        """The model that is served, and the LoRA adapters that are loaded."""
+        names = service.models
+        listed = {"object": "list", "data": [service.card(name) for name in names]}
+        return json_response({**listed, "has_more": False, "first_id": names[0], "last_id": names[-1]})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        """The same, by its name."""
-        service.check_model(name)
-        return json_response(_card(service))
+        """One of them, by its name."""
+        return json_response(service.card(name))
 
     @app.get("/health")
     async def health() -> Response:
@@ -95,6 +94,7 @@ def routes(service: Service) -> FastAPI:
     add_message_routes(app, service)
     add_stream_routes(app, service)
     add_debug_routes(app, service)
+    add_adapter_routes(app, service)
     add_token_routes(app, service)
     app.include_router(files_router(lambda: service.files))
     app.include_router(batches_router(lambda: _batches(service)))
@@ -157,19 +157,3 @@ def _batches(service: Service) -> Batches:
         width = service.config.max_num_seqs
         service.batches = Batches(service.files, BATCHED, partial(answer_whole, service), width)
     return service.batches
-
-
-def _card(service: Service) -> dict[str, Any]:
-    """What the clients of OpenAI and of Anthropic look for."""
-    bounds = service.client.bounds
-    return {
-        "id": service.model,
-        "object": "model",
-        "type": "model",
-        "display_name": service.model,
-        "created": service.created,
-        "created_at": datetime.fromtimestamp(service.created, UTC).isoformat(),
-        "owned_by": "octavo",
-        "max_model_len": bounds.max_model_len if bounds else None,
-        "capabilities": bounds.abilities.names() if bounds else None,
-    }

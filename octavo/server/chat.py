@@ -21,11 +21,11 @@ def chat(service: Service, body: bytes, call: Call) -> tuple[ChatAnswer, Parsed[
     """The answer, not begun. Raises ApiError."""
     parsed = parse(body, ChatRequest, service.config.strict)
     request = parsed.request
-    service.check_model(request.model)
+    service.served(request.model)  # before its texts are read
     messages = chat_messages(request.messages, parsed.ignored)
     id = new_id("chatcmpl", request.request_id)
     generation, conversation = converse(service, request, messages, parsed.ignored, call, id)
-    return ChatAnswer(generation, service.model, request, conversation), parsed
+    return ChatAnswer(generation, generation.model, request, conversation), parsed
 
 
 def converse(

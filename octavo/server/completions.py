@@ -18,9 +18,9 @@ def completion(service: Service, body: bytes, call: Call) -> tuple[CompletionAns
     """The answer, not begun. Raises ApiError."""
     parsed = parse(body, CompletionRequest, service.config.strict)
     request = parsed.request
-    service.check_model(request.model)
+    service.served(request.model)  # before its texts are read
     generation = complete(service, request, call, new_id("cmpl", request.request_id))
-    return CompletionAnswer(generation, service.model, request), parsed
+    return CompletionAnswer(generation, generation.model, request), parsed
 
 
 def complete(service: Service, request: CompletionRequest, call: Call, id: str) -> Generation:

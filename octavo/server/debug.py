@@ -23,7 +23,7 @@ def add_debug_routes(app: FastAPI, service: Service) -> None:
     async def explain(http: Request, id: str) -> Response:
         """Of a request that is served or ended not long ago, by the id of its answer: for each choice of each prompt
         what came from the cache, what it waited for and what was computed again. No text, no tokens."""
-        _check(service, http)
+        check_admin(service, http)
         try:
             explanations = await service.client.explain(id)
         except EngineDead as e:
@@ -37,7 +37,7 @@ def add_debug_routes(app: FastAPI, service: Service) -> None:
     @app.post(FLUSH)
     async def flush(http: Request) -> Response:
         """Forget every cached block. Requests that are served keep theirs, which nobody else will find."""
-        _check(service, http)
+        check_admin(service, http)
         try:
             num_blocks = await service.client.flush()
         except EngineDead as e:
@@ -50,7 +50,8 @@ def _entry(id: str, explanation: Explanation) -> dict[str, Any]:
     return {"prompt": int(prompt or 0), "choice": explanation.choice, **written(explanation)}
 
 
-def _check(service: Service, http: Request) -> None:
+def check_admin(service: Service, http: Request) -> None:
+    """Raises ApiError where the caller may not use such a route, or it is too early."""
     if not call_of(http).caller.admin:
         raise ApiError(403, f"this API key may not use {http.url.path}: it is no admin key", code="not_allowed")
     if service.client.bounds is None:

@@ -65,7 +65,9 @@ class GenerationRequest(StructuredFields, RequestBody, kw_only=True):
     }
     """Other names that clients of llama.cpp use."""
 
-    model: Annotated[str | None, about("The name in /v1/models; another name is a 404.")] = None
+    model: Annotated[
+        str | None, about("A name in /v1/models: of the model, or of a LoRA adapter; another is a 404.")
+    ] = None
     add_special_tokens: Annotated[bool | None, about("Add what the tokenizer asks for, as BOS, to a text.")] = None
     allowed_token_ids: Annotated[list[int] | None, about("Nothing but these tokens is drawn.")] = None
     bad_words: Annotated[list[str] | None, about("Texts that the output must not have, at most 64.")] = None

@@ -36,6 +36,13 @@ class Prompt(NamedTuple):
     text: str | None  # None: given as token ids
 
 
+class Served(NamedTuple):
+    """What a request names as its model."""
+
+    name: str
+    adapter: str = ""  # digest of a LoRA adapter; "": the model itself
+
+
 _PROGRESS = Delta("", [], [], None, None, is_progress=True)
 
 
@@ -56,6 +63,7 @@ class Generation:
         live: dict[str, Generation],
         terms: Terms = PLAIN,
         *,
+        served: Served,
         continues: bool,
         keep: frozenset[int] = frozenset(),
         own_limits: frozenset[str] = frozenset(),
@@ -71,6 +79,7 @@ class Generation:
                 "prompt",
             )
         self.id = id
+        self.model = served.name
         self._client = client
         self._metrics = metrics
         self._call = call
@@ -80,7 +89,7 @@ class Generation:
         self.params = params
         self.seeds = seeds
         self._adds = [
-            Add(f"{id}-{p}", prompt.token_ids, self._asked, seed, terms)
+            Add(f"{id}-{p}", prompt.token_ids, self._asked, seed, terms, adapter=served.adapter)
             for p, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
         ]
         for add in self._adds:

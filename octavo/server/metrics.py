@@ -203,6 +203,12 @@ class _EngineCollector(Collector):
         for reason, count in stats.waiting_by_reason.items():
             waiting.add_metric([reason], count)
         yield waiting
+        adapters = GaugeMetricFamily(
+            "octavo_adapter_choices", "Choices being served, by the LoRA adapters that are loaded.", labels=["digest"]
+        )
+        for digest, count in stats.adapters.items():
+            adapters.add_metric([digest], count)
+        yield adapters
         computed = stats.prompt_tokens + stats.output_tokens + stats.recomputed_tokens
         yield GaugeMetricFamily(
             "octavo_recomputed_ratio", "Share of all computed tokens that were computed again after a preemption.",

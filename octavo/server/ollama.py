@@ -87,6 +87,7 @@ def _generate(service: Service, request: OllamaGenerateRequest, ignored: list[st
         if getattr(request, name):
             raise bad_request(f"{name} goes with a chat template, not with raw or suffix", name)
     completion = CompletionForm(
+        model=_name(request.model),
         prompt=prompt,
         suffix=request.suffix,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
@@ -105,6 +106,7 @@ def _converse(
 ) -> OllamaAnswer:
     tools, choice = (request.tools, request.tool_choice) if isinstance(request, OllamaChatRequest) else (None, None)
     form = ChatForm(
+        model=_name(request.model),
         messages=[],
         tools=tools,
         tool_choice=choice,
@@ -156,14 +158,14 @@ def ollama_router(service: Service) -> APIRouter:
 
     @router.get("/api/tags")
     async def tags() -> Response:
-        """The model that is served, in Ollama's form."""
-        return json_response({"models": [_entry(service, await facts())]})
+        """The model that is served and its adapters, in Ollama's form."""
+        return json_response({"models": _entries(service, await facts())})
 
     @router.get("/api/ps")
     async def ps() -> Response:
         """The same as loaded: it stays so while the server runs."""
         bounds = service.client.bounds
-        loaded = [] if bounds is None else [_entry(service, await facts()) | {"size_vram": 0}]
+        loaded = [] if bounds is None else [entry | {"size_vram": 0} for entry in _entries(service, await facts())]
         return json_response({"models": [{**entry, "context_length": _max_model_len(service)} for entry in loaded]})
 
     @router.post(OLLAMA_SHOW)
@@ -195,7 +197,11 @@ def _show_request(service: Service, body: bytes, call: Call) -> Parsed[ShowReque
 
 
 def _check_model(service: Service, name: str) -> None:
-    service.check_model(name.removesuffix(":latest"))
+    service.served(_name(name))
+
+
+def _name(name: str) -> str:
+    return name.removesuffix(":latest")
 
 
 def _max_model_len(service: Service) -> int:
@@ -216,14 +222,17 @@ def _details(facts: ModelFacts) -> dict[str, Any]:
     }
 
 
-def _entry(service: Service, facts: ModelFacts) -> dict[str, Any]:
-    return {
-        "name": service.model,
-        "model": service.model,
-        "modified_at": facts.modified.isoformat(),
-        "size": facts.num_bytes,
-        "details": _details(facts),
-    }
+def _entries(service: Service, facts: ModelFacts) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "model": name,
+            "modified_at": facts.modified.isoformat(),
+            "size": facts.num_bytes,
+            "details": _details(facts) | {"parent_model": "" if name == service.model else service.model},
+        }
+        for name in service.models
+    ]
 
 
 def _shown(service: Service, facts: ModelFacts) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 
 from octavo import __version__
 from octavo.request import LIMITS
+from octavo.server.adapters import LOAD, UNLOAD, LoadAdapterRequest, UnloadAdapterRequest
 from octavo.server.anthropic_fields import CountTokensRequest, MessagesRequest
 from octavo.server.chat_fields import ChatRequest
 from octavo.server.completion_fields import CompletionRequest
@@ -53,6 +54,8 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     OLLAMA_CHAT: OllamaChatRequest,
     OLLAMA_GENERATE: OllamaGenerateRequest,
     OLLAMA_SHOW: ShowRequest,
+    LOAD: LoadAdapterRequest,
+    UNLOAD: UnloadAdapterRequest,
 }
 """Schemas of the bodies that routes take."""
 
@@ -231,6 +234,7 @@ names the field; an unknown field is named in the header `x-octavo-ignored`, or 
   while nobody waits: at most 256 at a time, with 1 MiB of the last events, which `GET /v1/responses/{id}?stream=true`
   gives behind `starting_after`. A cancelled one ends its stream with `response.incomplete` and the status `cancelled`.
   Scores are of the tokens of the text, not of reasoning and calls. Reasoning is given itself, and is never summed up.
+* **Adapters.** A LoRA adapter is chosen by its name as `model`, on every route ([OPERATIONS.md](OPERATIONS.md)).
 * **Infilling.** `suffix` works with models whose tokenizer marks prefix and suffix: the tokens of Qwen, StarCoder,
   Granite, DeepSeek, CodeLlama, CodeGemma, GLM, Seed, Codestral.
 * **Ollama.** `/api/chat` and `/api/generate` are adapters onto chat and completions; sampling defaults are Ollama's, but

@@ -27,7 +27,9 @@ MAX_PROMPTS = 2048
 class PooledRequest(RequestBody, kw_only=True):
     """Fields that the routes share."""
 
-    model: Annotated[str | None, about("The name in /v1/models; another name is a 404.")] = None
+    model: Annotated[
+        str | None, about("A name in /v1/models: of the model, or of a LoRA adapter; another is a 404.")
+    ] = None
     add_special_tokens: Annotated[bool | None, about("Add what the tokenizer asks for, as BOS, to a text.")] = None
     cache_salt: Annotated[str | None, about("Only requests of one salt share cached blocks.")] = None
     pooling: Annotated[
@@ -60,10 +62,9 @@ class Pooled:
     ) -> None:  # fmt: skip
         """kind: of the answer's id. prompts: texts, token ids, or pairs of texts that a classifier scores.
         fields: which field gave each of them."""
-        service.check_model(request.model)
+        self.model, adapter = service.served(request.model)
         if len(prompts) > MAX_PROMPTS:
             raise bad_request(f"these are {len(prompts)} texts; one request may have {MAX_PROMPTS}", fields[-1])
-        self.model = service.model
         bounds = service.client.bounds
         assert bounds is not None
         pairs = bool(prompts) and isinstance(prompts[0], tuple)
@@ -75,7 +76,7 @@ class Pooled:
         self._call = call
         self._terms = service.terms_of(call, request.priority, request.user, request.cache_salt)
         self._adds = [
-            _add(service, request, f"{self.id}-{i}", prompt, field, self.pooling, self._terms)
+            _add(service, request, f"{self.id}-{i}", prompt, field, self.pooling, self._terms, adapter)
             for i, (prompt, field) in enumerate(zip(prompts, fields, strict=True))
         ]
         for add, field in zip(self._adds, fields, strict=True):
@@ -154,7 +155,7 @@ async def _last(stream: Stream) -> Progress:
 
 def _add(
     service: Service, request: PooledRequest, id: str, prompt: str | list[int] | tuple[str, str], param: str,
-    pooling: Pooling, terms: Terms,
+    pooling: Pooling, terms: Terms, adapter: str,
 ) -> Add:  # fmt: skip
     """Raises ApiError."""
     tokenizer, bounds = service.tokenizer, service.client.bounds
@@ -168,7 +169,7 @@ def _add(
         (pair,) = tokenizer.encode_pairs([prompt])
         pair = pair if most is None else pair.cut(most)
         service.check_length(pair.ids, param)
-        return pooled(id, pair.ids, pooling, terms, pair.num_first)
+        return pooled(id, pair.ids, pooling, terms, pair.num_first, adapter)
     ending = 0
     if isinstance(prompt, str):
         encode = partial(tokenizer.encode, add_special_tokens=request.add_special_tokens is not False)
@@ -177,7 +178,7 @@ def _add(
     if most is not None and most < len(prompt):
         prompt = prompt[len(prompt) - most :] if bounds.abilities.generates else _shortened(prompt, most, ending)
     service.check_length(prompt, param)
-    return pooled(id, prompt, pooling, terms)
+    return pooled(id, prompt, pooling, terms, adapter=adapter)
 
 
 def _shortened(ids: list[int], most: int, ending: int) -> list[int]:

@@ -30,7 +30,7 @@ def response(service: Service, body: bytes, call: Call) -> tuple[ResponseAnswer,
     """The response, not begun and not stored. Raises ApiError."""
     parsed = parse(body, ResponsesRequest, service.config.strict)
     request, ignored = parsed
-    service.check_model(request.model)
+    service.served(request.model)
     tenant = call.caller.tenant
     context: list[dict[str, Any]] = []
     if request.previous_response_id is not None:
@@ -54,7 +54,7 @@ def response(service: Service, body: bytes, call: Call) -> tuple[ResponseAnswer,
         raise e.renamed(NAMES) from None
     for i, item in enumerate(items):
         item.setdefault("id", f"{_PREFIX[item['type']]}_{id.partition('_')[2]}i{i:02x}")
-    stored = StoredResponse(tenant, new_body(id, service.model, request, generation), context, items)
+    stored = StoredResponse(tenant, new_body(id, generation.model, request, generation), context, items)
     on_end = partial(_ended, service, stored, request, call)
     return ResponseAnswer(generation, conversation, request, stored, on_end), parsed
 

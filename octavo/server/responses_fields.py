@@ -105,7 +105,9 @@ class ResponsesRequest(RequestBody, kw_only=True):
     ] = None
     min_p: Annotated[float | None, about(_AS_CHAT)] = None
     min_tokens: Annotated[int | None, about(_AS_CHAT)] = None
-    model: Annotated[str | None, about("The name in /v1/models; another name is a 404.")] = None
+    model: Annotated[
+        str | None, about("A name in /v1/models: of the model, or of a LoRA adapter; another is a 404.")
+    ] = None
     parallel_tool_calls: Annotated[bool | None, about("An answer may hold several calls. Default: true.")] = None
     presence_penalty: Annotated[float | None, about(_AS_CHAT)] = None
     previous_response_id: Annotated[

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from octavo.server.calls import Call
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.fields import GenerationRequest
 from octavo.server.files import FileStore
-from octavo.server.generation import Generation, Prompt
+from octavo.server.generation import Generation, Prompt, Served
 from octavo.server.metrics import Metrics
 from octavo.server.responses_store import ResponseStore
 from octavo.server.resume import ResumableStreams
@@ -112,7 +113,7 @@ class Service:
         seeds = [self.seed() if params.seed is None else params.seed for _ in prompts]
         return Generation(
             self.client, tokenizer, bounds, self.metrics, call, id, prompts, params, seeds, self.open, self._terms(request, call),
-            continues=chat is None or chat.continues, keep=frozenset() if chat is None else chat.keep,
+            served=self.served(request.model), continues=chat is None or chat.continues, keep=frozenset() if chat is None else chat.keep,
             own_limits=_own_limits(request, self.config),
         )  # fmt: skip
 
@@ -198,12 +199,38 @@ class Service:
         except ParameterError as e:
             raise bad_request(str(e), e.param) from None
 
-    def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.model:
+    @property
+    def models(self) -> list[str]:
+        """Names that requests may give: of the model, and of the adapters that are loaded."""
+        return [self.model, *self.client.adapters]
+
+    def served(self, name: str | None) -> Served:
+        """What a request with this model is for. Raises ApiError 404 naming what there is."""
+        if name is None or name == self.model:
+            return Served(self.model)
+        if name not in self.client.adapters:
+            shown = ", ".join(map(repr, self.models[:10])) + (", ..." if len(self.models) > 10 else "")
             raise ApiError(
-                404, f"there is no model {name!r} here; this server has {self.model!r}",
-                param="model", code="model_not_found",
-            )  # fmt: skip
+                404, f"there is no model {name!r} here; this server has {shown}", param="model", code="model_not_found"
+            )
+        return Served(name, self.client.adapters[name].digest)
+
+    def card(self, name: str) -> dict[str, Any]:
+        """Of a model or an adapter: what the clients of OpenAI and of Anthropic look for. Raises ApiError 404."""
+        self.served(name)
+        bounds, adapter = self.client.bounds, self.client.adapters.get(name)
+        card = {
+            "id": name,
+            "object": "model",
+            "type": "model",
+            "display_name": name,
+            "created": self.created,
+            "created_at": datetime.fromtimestamp(self.created, UTC).isoformat(),
+            "owned_by": "octavo",
+            "max_model_len": bounds.max_model_len if bounds else None,
+            "capabilities": bounds.abilities.names() if bounds else None,
+        }
+        return card | ({"parent": self.model, "root": adapter.path, "digest": adapter.digest} if adapter else {})
 
 
 def _own_limits(request: GenerationRequest, config: ServerConfig) -> frozenset[str]:

@@ -29,7 +29,9 @@ class TokenizeRequest(RequestBody, kw_only=True):
         name: ChatRequest.REFUSED[name] for name in ("chat_template", "mm_processor_kwargs")
     }
 
-    model: Annotated[str | None, about("The name in /v1/models; another name is a 404.")] = None
+    model: Annotated[
+        str | None, about("A name in /v1/models: of the model, or of a LoRA adapter; another is a 404.")
+    ] = None
     prompt: Annotated[str | None, about("A text. Either this or messages.")] = None
     messages: Annotated[list[dict[str, Any]] | None, about("A conversation, as in chat.")] = None
     add_special_tokens: Annotated[
@@ -64,7 +66,9 @@ _OF_CHAT = (
 class DetokenizeRequest(RequestBody, kw_only=True):
     """POST /detokenize."""
 
-    model: Annotated[str | None, about("The name in /v1/models; another name is a 404.")] = None
+    model: Annotated[
+        str | None, about("A name in /v1/models: of the model, or of a LoRA adapter; another is a 404.")
+    ] = None
     tokens: Annotated[list[int], about("Token ids.")]
 
 
@@ -84,7 +88,7 @@ def add_token_routes(app: FastAPI, service: Service) -> None:
 
 def _tokenize(service: Service, body: bytes, call: Call) -> tuple[dict[str, Any], list[str]]:
     request, ignored = parse(body, TokenizeRequest, service.config.strict)
-    service.check_model(request.model)
+    service.served(request.model)
     tokenizer, bounds = service.tokenizer, service.client.bounds
     assert tokenizer is not None and service.chat is not None and bounds is not None
     add = request.add_special_tokens
@@ -104,7 +108,7 @@ def _tokenize(service: Service, body: bytes, call: Call) -> tuple[dict[str, Any]
 
 def _detokenize(service: Service, body: bytes, call: Call) -> tuple[dict[str, Any], list[str]]:
     request, ignored = parse(body, DetokenizeRequest, service.config.strict)
-    service.check_model(request.model)
+    service.served(request.model)
     tokenizer = service.tokenizer
     assert tokenizer is not None
     for i in request.tokens:

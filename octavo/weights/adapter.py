@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,7 +92,8 @@ def _tensors(file: str, content: bytes) -> dict[str, _Tensor]:
     except SafetensorError as error:
         raise AdapterError(f"{file}: truncated or not a safetensors file: {error}") from error
     return {
-        name: _Tensor(t["dtype"], tuple(t["shape"]), np.frombuffer(t["data"], np.uint8)) for name, t in entries
+        name: _Tensor(t["dtype"], tuple(t["shape"]), np.frombuffer(t["data"], np.uint8))
+        for name, t in sorted(entries, key=itemgetter(0))
     }  # fmt: skip
 
 
