@@ -1,8 +1,6 @@
 // Packed weights and rounded activations back to float32: the strict modes' products and the embedding.
 namespace octavo::VEC_NS {
 
-constexpr int kZeroPoint[kFormats] = {0, 0, 0, 128, 8, 0};
-
 // 64 K x 32 columns of a task: out[64][32]
 template <Format F> static void decode_unit(const uint8_t* task, size_t panel_bytes, int unit, float* out) {
   if constexpr (F == Format::F32) {
@@ -19,22 +17,9 @@ template <Format F> static void decode_unit(const uint8_t* task, size_t panel_by
       store(o + 32, as_f32(pair & 0xffff0000u));
     }
   } else {
-    constexpr int kLines = F == Format::W8 ? 8 : 4;  // of a group
     for (int panel = 0; panel < 2; panel++)
-      for (int g = 0; g < 2; g++) {
-        const uint8_t* w = task + panel * panel_bytes + unit * unit_bytes(F);
-        const f32x16 scale = load_f16((const uint16_t*)(w + 128 * kLines + g * 32));
-        f32x16 minimum = zero();
-        if constexpr (F == Format::W4F) minimum = load_f16((const uint16_t*)(w + 128 * kLines + 64 + g * 32));
-        for (int quad = 0; quad < 8; quad++) {
-          i32x16 v = load_line(w + (g * kLines + quad % kLines) * 64);
-          if constexpr (F != Format::W8) v = quad < 4 ? nibble_lo(v) : nibble_hi(v);
-          for (int i = 0; i < 4; i++) {
-            const f32x16 q = to_f32((as_i32(as_u32(v) >> (8 * i)) & 255) - kZeroPoint[(int)F]);
-            store(out + (g * 32 + quad * 4 + i) * 32 + panel * 16, fma(scale, q, minimum));  // the product is exact
-          }
-        }
-      }
+      for (int g = 0; g < 2; g++)
+        decode_group<F>(task + panel * panel_bytes, 2 * unit + g, out + g * 32 * 32 + panel * 16, 32);
   }
 }
 
@@ -68,18 +53,11 @@ template <Format F> static void embed(const Weight& w, const int32_t* ids, float
         store_n(out + k0, F == Format::F16 ? load_f16(h) : load_bf16(h), w.k - k0 < 16 ? w.k - k0 : 16);
       }
     } else {
-      constexpr int kLines = F == Format::W8 ? 8 : 4;
+      const float factor = w.factor ? w.factor[ids[row]] : 1;
+      float group[32 * 16];
       for (int k0 = 0; k0 < w.k; k0 += 32) {
-        const uint8_t* unit = panel + k0 / 64 * unit_bytes(F);
-        const int g = k0 / 32 % 2;
-        float scale[16], minimum[16] = {};
-        store(scale, load_f16((const uint16_t*)(unit + 128 * kLines + g * 32)));
-        if constexpr (F == Format::W4F) store(minimum, load_f16((const uint16_t*)(unit + 128 * kLines + 64 + g * 32)));
-        for (int i = 0; i < 32; i++) {
-          int q = unit[(g * kLines + i / 4 % kLines) * 64 + col * 4 + i % 4];
-          if constexpr (F != Format::W8) q = i < 16 ? q & 15 : q >> 4;
-          out[k0 + i] = scale[col] * (float)(q - kZeroPoint[(int)F]) + minimum[col];
-        }
+        decode_group<F>(panel, k0 / 32, group, 16);
+        for (int k = k0; k < k0 + 32 && k < w.k; k++) out[k] = group[(k - k0) * 16 + col] * factor;
       }
     }
   }

@@ -345,6 +345,7 @@ Activation Program::activation(const Operand& x, int plan, int rows) const {
       a.s = reinterpret_cast<float*>(place);
       a.t = reinterpret_cast<float*>(place + part);
       a.nsum = reinterpret_cast<int32_t*>(place + 2 * part);
+      a.nhalf = reinterpret_cast<int32_t*>(place + 3 * part);
       break;
     }
   }

@@ -229,7 +229,7 @@ template <Format F, Act A> struct ProductDecoded {
 
 // ---------------------------------------------------------------- epilogues: 32 columns of n rows
 
-VEC_INLINE void finish_store(const GemmArgs& a, int col, int row, int n, const float* y) {
+GEMM_TILE static void finish_store(const GemmArgs& a, int col, int row, int n, const float* y) {
   const int cols = a.w->n - col;  // real columns from here on
   for (int r = 0; r < n; r++)
     for (int c = 0; c < kTaskCols && c < cols; c += 16) {
@@ -242,12 +242,17 @@ VEC_INLINE void finish_store(const GemmArgs& a, int col, int row, int n, const f
     }
 }
 
-VEC_INLINE void finish_silu_mul(const GemmArgs& a, int task, int row, int n, const float* gate, const float* up) {
+GEMM_TILE static void finish_silu_mul(const GemmArgs& a, int task, int row, int n, const float* gate, const float* up) {
   for (int r = 0; r < n; r++, gate += 32, up += 32) {
     put32(*a.act, row + r, task, silu(load(gate)) * load(up), silu(load(gate + 16)) * load(up + 16));
     if ((task + 1) * kTaskCols >= a.w->n_pad)  // nobody else writes the padding to 64 columns
       for (int g = task + 1; g < a.act->k_pad / 32; g++) put32(*a.act, row + r, g, zero(), zero());
   }
+}
+
+static void scale_columns(const float* factor, int n, float* y) {
+  for (int r = 0; r < n; r++, y += 32)
+    for (int c = 0; c < 32; c += 16) store(y + c, load(y + c) * load(factor + c));
 }
 
 template <class Product> static void gemm(const GemmArgs& a, int task0, int task1) {
@@ -258,8 +263,10 @@ template <class Product> static void gemm(const GemmArgs& a, int task0, int task
     for (int row = 0, n; row < rows; row += n, tiles--) {
       n = (rows - row + tiles - 1) / tiles;  // tiles of nearly the same size: small ones are the slowest
       Product::run(*a.w, *a.x, task, row, n, y);
+      if (a.w->factor) scale_columns(a.w->factor + task * kTaskCols, n, y);
       if (a.epilogue == Epilogue::SiluMulRound) {
         Product::run(*a.w_up, *a.x, task, row, n, up);
+        if (a.w_up->factor) scale_columns(a.w_up->factor + task * kTaskCols, n, up);
         finish_silu_mul(a, task, row, n, y, up);
       } else {
         finish_store(a, task * kTaskCols, row, n, y);

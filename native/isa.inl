@@ -2,9 +2,11 @@
 #include "kernels.h"
 #include "math.inl"
 #include "round.inl"
+#include "codes.inl"
 #include "decode.inl"
 #include "panels.inl"
 #include "gemm.inl"
+#include "gemm_codes.inl"
 #include "gemm_groups.inl"
 #include "rows.inl"
 #include "kv.inl"
@@ -15,22 +17,40 @@
 namespace octavo::VEC_NS {
 
 #define DECODED(F, A) gemm<ProductDecoded<Format::F, Act::A>>
+#define TILES(F) {DECODED(F, F32), gemm<ProductGroups<Format::F>>, gemm<ProductA8<Format::F>>}
+#define CODES(F) {DECODED(F, F32), gemm<ProductGroups<Format::F>>, gemm<ProductCodes<Format::F>>}
 static constexpr Kernels make_table(const char* name) {
   return {
       .name = name,
       .gemm = {{gemm<ProductF32<Format::F32>>, DECODED(F32, BF16), DECODED(F32, A8)},
                {gemm<ProductF32<Format::F16>>, DECODED(F16, BF16), DECODED(F16, A8)},
                {DECODED(BF16, F32), gemm<ProductBf16>, DECODED(BF16, A8)},
-               {DECODED(W8, F32), gemm<ProductGroups<Format::W8>>, gemm<ProductA8<Format::W8>>},
-               {DECODED(W4, F32), gemm<ProductGroups<Format::W4>>, gemm<ProductA8<Format::W4>>},
-               {DECODED(W4F, F32), gemm<ProductGroups<Format::W4F>>, gemm<ProductA8<Format::W4F>>}},
+               TILES(W8),
+               TILES(W4),
+               TILES(W4F),
+               CODES(W5),
+               CODES(W5F),
+               CODES(W4N),
+               CODES(W4M),
+               CODES(W4V),
+               CODES(W4Z),
+               CODES(W4Z64),
+               CODES(W8Z64),
+               {DECODED(F8, F32), gemm<ProductGroups<Format::F8>>, DECODED(F8, A8)},
+               CODES(W2K),
+               CODES(W3K),
+               CODES(W4K),
+               CODES(W5K),
+               CODES(W6K),
+               CODES(W4X)},
       .round = VEC_NS::round,
       .rms_norm = rms_norm,
       .norm_round = norm_round,
       .add = add_rows,
       .silu_mul = silu_mul,
-      .embed = {embed<Format::F32>, embed<Format::F16>, embed<Format::BF16>, embed<Format::W8>, embed<Format::W4>,
-                embed<Format::W4F>},
+      .embed = {embed<F32>, embed<F16>, embed<BF16>, embed<W8>,  embed<W4>,  embed<W4F>,   embed<W5>,
+                embed<W5F>, embed<W4N>, embed<W4M>,  embed<W4V>, embed<W4Z>, embed<W4Z64>, embed<W8Z64>,
+                embed<F8>,  embed<W2K>, embed<W3K>,  embed<W4K>, embed<W5K>, embed<W6K>,   embed<W4X>},
       .rope = rope,
       .kv_write = {kv_write_bf16, kv_write_f32, kv_write_i8},
       .attention = {attention_bf16, attention_f32, attention_i8},
@@ -43,5 +63,7 @@ static constexpr Kernels make_table(const char* name) {
   };
 }
 #undef DECODED
+#undef TILES
+#undef CODES
 
 }  // namespace octavo::VEC_NS

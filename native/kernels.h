@@ -8,26 +8,78 @@
 namespace octavo {
 
 // ---------------------------------------------------------------- weights
-// Packed once at load, the same bytes for every level. Columns (output features) are grouped in panels, K in units:
-//   F32   panels of 32: [K][32] float                                w
-//   F16   panels of 32: [K][32] fp16
-//   BF16  panels of 32: [K/2][32][2] bf16 (K pairs)
-//   W8    panels of 16: units of 64 K = 16 lines + 1 scale line      w = s*(q-128)   GGUF Q8_0
-//   W4    panels of 16: units of 64 K = 8 lines + 1 scale line       w = s*(q-8)     GGUF Q4_0
-//   W4F   panels of 16: W4 unit + 1 line of minima                   w = s*q + m     GGUF Q4_1
-// A line is 64 bytes = 16 columns x 4 K. Line j of a group of 32 K holds K quad j (W8), or quad j in the low and j+4 in
-// the high nibbles. A scale (or minimum) line is 2 groups x 16 columns of fp16. N is padded to 32 columns, K to 64, by
-// zeros (weight 0 whatever the activation).
-enum class Format : uint8_t { F32, F16, BF16, W8, W4, W4F };
-constexpr int kFormats = 6;
+// Packed once at load, the same bytes for every level. Columns (output features) are grouped in panels, K in units.
+// Float formats, panels of 32 columns:
+//   F32   [K][32] float        F16   [K][32] fp16        BF16  [K/2][32][2] bf16 (K pairs)
+// Integer codes, panels of 16 columns, units of 64 or 256 K: the lines of the low bits of the codes, those of the high
+// bits, then numbers (padded to whole lines), each [K / K of the number][16 columns]. A line is 64 bytes = 16 columns x
+// 4 K. Of a group of 32 K (8 quads), line j holds: 8 bits: quad j; 4 bits: quad j low, j + 4 high; 2 bits: quads 4j ..
+// 4j + 3, lowest first; 1 bit: all quads, lowest first.
+//   W8     s (q - 128)           fp16 s of 32 K                                     GGUF Q8_0
+//   W4     s (q - 8)             fp16 s of 32 K                                     Q4_0
+//   W4F    s q + m               fp16 s of 32 K, fp16 m of 32 K                     Q4_1
+//   W5     s (q - 16)            fp16 s of 32 K                                     Q5_0
+//   W5F    s q + m               fp16 s of 32 K, fp16 m of 32 K                     Q5_1
+//   W4N    s table[q]            fp16 s of 32 K                                     IQ4_NL
+//   W4M    s table[q]            bf16 s of 32 K (halved: the table has doubles)     MXFP4
+//   W4V    f s/2 table[q]        e4m3 s of 16 K                                     NVFP4
+//   W4Z    f s (q - z)           fp16 s of 32 K, u8 z of 32 K                       GPTQ, AWQ .. groups of 32
+//   W4Z64  f s (q - z)           fp16 s of 64 K, u8 z of 64 K                       GPTQ, AWQ .. groups of 64 and more
+//   W8Z64  f s (q - z)           fp16 s of 64 K, u8 z of 64 K                       8-bit GPTQ, int8
+//   F8     s e4m3(q)             float s of 64 K                                    FP8
+//   W2K    d a q - e b           {a, b} u4 of 16 K, fp16 d of 256 K, fp16 e         Q2_K
+//   W3K    d a (q - 4)           i8 a of 16 K, fp16 d of 256 K                      Q3_K
+//   W4K    d a q - e b           u8 a of 32 K, u8 b of 32 K, fp16 d of 256 K, e     Q4_K
+//   W5K    d a q - e b           as W4K                                             Q5_K
+//   W6K    d a (q - 32)          i8 a of 16 K, fp16 d of 256 K                      Q6_K
+//   W4X    d a table[q]          i8 a of 32 K, fp16 d of 256 K                      IQ4_XS
+// f: a float for each column, after all panels; the product is multiplied by it. N is padded to 32 columns, K to whole
+// units of at least 64, by zero bytes (weight 0 whatever the activation).
+enum class Format : uint8_t {
+  F32,
+  F16,
+  BF16,
+  W8,
+  W4,
+  W4F,
+  W5,
+  W5F,
+  W4N,
+  W4M,
+  W4V,
+  W4Z,
+  W4Z64,
+  W8Z64,
+  F8,
+  W2K,
+  W3K,
+  W4K,
+  W5K,
+  W6K,
+  W4X
+};
+constexpr int kFormats = 21;
+
+struct FormatInfo {
+  const char* name;
+  int unit;       // K of a unit
+  int low, high;  // bits of a code in the first and the second plane; float formats: all, 0
+  int numbers;    // bytes of the numbers of a unit
+  bool factors;   // f
+};
+constexpr FormatInfo kFormatInfo[kFormats] = {
+    {"f32", 64, 32, 0, 0, false},   {"f16", 64, 16, 0, 0, false},   {"bf16", 64, 16, 0, 0, false},
+    {"w8", 64, 8, 0, 64, false},    {"w4", 64, 4, 0, 64, false},    {"w4f", 64, 4, 0, 128, false},
+    {"w5", 64, 4, 1, 64, false},    {"w5f", 64, 4, 1, 128, false},  {"w4n", 64, 4, 0, 64, false},
+    {"w4m", 64, 4, 0, 64, false},   {"w4v", 64, 4, 0, 64, true},    {"w4z", 64, 4, 0, 96, true},
+    {"w4z64", 64, 4, 0, 48, true},  {"w8z64", 64, 8, 0, 48, true},  {"f8", 64, 8, 0, 64, false},
+    {"w2k", 256, 2, 0, 320, false}, {"w3k", 256, 2, 1, 288, false}, {"w4k", 256, 4, 0, 320, false},
+    {"w5k", 256, 4, 1, 320, false}, {"w6k", 256, 4, 2, 288, false}, {"w4x", 256, 4, 0, 160, false},
+};
+constexpr const FormatInfo& info_of(Format f) { return kFormatInfo[(int)f]; }
 constexpr int panel_cols(Format f) { return f <= Format::BF16 ? 32 : 16; }
-constexpr int unit_bytes(Format f) {  // bytes of one panel per 64 K
-  return f == Format::F32                        ? 8192
-         : f == Format::F16 || f == Format::BF16 ? 4096
-         : f == Format::W8                       ? 1088
-         : f == Format::W4                       ? 576
-                                                 : 640;
-}
+constexpr int plane_bytes(Format f) { return info_of(f).unit * panel_cols(f) * (info_of(f).low + info_of(f).high) / 8; }
+constexpr int unit_bytes(Format f) { return plane_bytes(f) + (info_of(f).numbers + 63) / 64 * 64; }  // of one panel
 constexpr int kTaskCols = 32;  // a gemm task: 32 output columns, one float panel or two integer panels
 
 struct Weight {
@@ -35,7 +87,8 @@ struct Weight {
   int n, k;             // logical sizes
   int n_pad, k_pad;     // multiples of 32 and 64
   const uint8_t* data;  // 64-byte aligned; panel p starts at p * panel_bytes
-  size_t panel_bytes;   // k_pad / 64 * unit_bytes(format)
+  size_t panel_bytes;   // unit_bytes(format) for each unit of K
+  const float* factor;  // [n_pad]: of each column, or null
 };
 
 // ---------------------------------------------------------------- activations
@@ -45,7 +98,8 @@ constexpr int kActs = 3;
 // A matrix of `rows` x `k`, zero padded to k_pad columns (the rounding kernels write the padding).
 //   F32   f[rows][ld] float
 //   BF16  h[rows][ld] bf16, ld a multiple of 32 and not of 1024 (L1 sets), with t = sum of a group, [k_pad/32][rows]
-//   A8    q[k_pad/32][rows][32] int8, with s (scale), t = s * sum(q), and nsum = -sum(q), each [k_pad/32][rows]
+//   A8    q[k_pad/32][rows][32] int8, with s (scale), t = s * sum(q), nsum = -sum(q), and nhalf = -sum(q of the first
+//         16), each [k_pad/32][rows]
 struct Activation {
   Act act;
   int rows, k, k_pad;
@@ -56,6 +110,7 @@ struct Activation {
   float* s;
   float* t;
   int32_t* nsum;
+  int32_t* nhalf;
 };
 inline int act_ld(Act a, int k_pad) { return a == Act::BF16 && k_pad % 1024 == 0 ? k_pad + 32 : k_pad; }
 

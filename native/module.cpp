@@ -23,9 +23,8 @@ template <class T, class... Shape> using In = nb::ndarray<const T, nb::c_contig,
 template <class T, class... Shape> using Out = nb::ndarray<T, nb::numpy, nb::c_contig, nb::device::cpu, Shape...>;
 
 Format format_of(const std::string& name) {
-  const char* names[kFormats] = {"f32", "f16", "bf16", "w8", "w4", "w4f"};
   for (int i = 0; i < kFormats; i++)
-    if (name == names[i]) return static_cast<Format>(i);
+    if (name == kFormatInfo[i].name) return static_cast<Format>(i);
   throw std::invalid_argument("packed format '" + name + "' is unknown");
 }
 
@@ -158,19 +157,6 @@ std::vector<std::tuple<int, double, double>> run(Program& program, nb::handle ba
 
 // ---------------------------------------------------------------- packing
 
-size_t source_row_bytes(Format format, int k) {  // forms of pack.h
-  const auto n = static_cast<size_t>(k);
-  switch (format) {
-    case Format::F32: return 4 * n;
-    case Format::F16:
-    case Format::BF16: return 2 * n;
-    case Format::W8: return n / 32 * 34;
-    case Format::W4: return n / 32 * 18;
-    case Format::W4F: return n / 32 * 20;
-  }
-  return 0;
-}
-
 constexpr int kPackPanels = 8;  // of one piece of work: a few hundred kilobytes
 
 void pack_weight(Pool& pool, Memory& memory, size_t offset, const std::string& format_name,
@@ -195,6 +181,20 @@ void pack_weight(Pool& pool, Memory& memory, size_t offset, const std::string& f
   });
 }
 
+// Rows of a packed weight as float32 [n][k], by the kernels of a level: what the products multiply with.
+void unpack_weight(const std::string& isa, const Memory& memory, size_t offset, const std::string& format_name,
+                   Out<float, nb::ndim<2>> out) {
+  const Format format = format_of(format_name);
+  const auto n = static_cast<int>(out.shape(0)), k = static_cast<int>(out.shape(1));
+  if (n < 1 || k < 1 || offset % kLine || offset + packed_bytes(format, n, k) > memory.bytes())
+    throw std::invalid_argument("a packed weight of " + std::to_string(n) + " x " + std::to_string(k) +
+                                " does not lie at its place");
+  const Weight w = packed_weight(format, n, k, memory.data() + offset);
+  std::vector<int32_t> rows(static_cast<size_t>(n));
+  for (int i = 0; i < n; i++) rows[static_cast<size_t>(i)] = i;
+  kernels_of(isa).embed[static_cast<int>(format)](w, rows.data(), out.data(), k, 0, n);
+}
+
 void check_value(const Program& program, int value) {
   if (value < 0 || value >= static_cast<int>(program.spec().values.size()))
     throw std::invalid_argument("no such value");
@@ -215,6 +215,7 @@ NB_MODULE(_native, m) {
       "kv_block_bytes",
       [](const std::string& type, int head_dim) { return kv_block_bytes(kv_type_of(type), head_dim); }, "kv_type"_a,
       "head_dim"_a);
+  m.def("unpack", &unpack_weight, "isa"_a, "memory"_a, "offset"_a, "format"_a, "out"_a.noconvert());
   m.def("pack", &pack_weight, "pool"_a, "memory"_a, "offset"_a, "format"_a, "data"_a.noconvert(), "k"_a);
 
   nb::class_<Pool>(m, "Pool")

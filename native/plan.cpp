@@ -25,7 +25,7 @@ size_t value_bytes(const ValueSpec& v, int rows) {
     case Act::BF16:
       return align_up(r * static_cast<size_t>(act_ld(v.act, static_cast<int>(k_pad))) * 2, kLine) +
              align_up(r * k_pad / 32 * 4, kLine);
-    case Act::A8: return align_up(r * k_pad, kLine) + 3 * align_up(r * k_pad / 32 * 4, kLine);
+    case Act::A8: return align_up(r * k_pad, kLine) + 4 * align_up(r * k_pad / 32 * 4, kLine);
   }
   return 0;
 }
@@ -298,17 +298,8 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
   for (Node& node : spec_.nodes)
     for (float& slope : node.slopes) slope *= kLog2e;  // as the kernels take them
 
-  for (const WeightSpec& w : spec_.weights) {
-    Weight packed{};
-    packed.format = w.format;
-    packed.n = w.n;
-    packed.k = w.k;
-    packed.n_pad = static_cast<int>(align_up(static_cast<size_t>(w.n), kTaskCols));
-    packed.k_pad = static_cast<int>(align_up(static_cast<size_t>(w.k), 64));
-    packed.data = w.memory->data() + w.offset;
-    packed.panel_bytes = static_cast<size_t>(packed.k_pad / 64) * static_cast<size_t>(unit_bytes(w.format));
-    weights_.push_back(packed);
-  }
+  for (const WeightSpec& w : spec_.weights)
+    weights_.push_back(packed_weight(w.format, w.n, w.k, w.memory->data() + w.offset));
   const auto tokens = static_cast<size_t>(spec_.limits.max_tokens);
   for (const RopeSpec& rope : spec_.ropes) {
     cos_.emplace_back(tokens * rope.inv_freq.size());

@@ -10,13 +10,14 @@ VEC_INLINE void put32(const Activation& y, int row, int group, f32x16 a, f32x16 
     if (!(m < __builtin_inff())) a = b = zero();  // NaN or infinity is in the scale; there is no such integer
     float s = m / 127.f, inverse = m >= 0x1p-120f ? 127.f / m : 0.f;
     i32x16 qa = to_i32(a * set1(inverse)), qb = to_i32(b * set1(inverse));
-    int32_t sum = reduce_add(qa + qb);
+    int32_t first = reduce_add(qa), sum = first + reduce_add(qb);
     int64_t i = (int64_t)group * y.rows + row;
     store_i8(y.q + i * 32, qa);
     store_i8(y.q + i * 32 + 16, qb);
     y.s[i] = s;
     y.t[i] = s * (float)sum;
     y.nsum[i] = -sum;
+    y.nhalf[i] = -first;
   } else if (y.act == Act::BF16) {
     uint16_t* h = y.h + row * y.ld + group * 32;
     store_bf16(h, a);

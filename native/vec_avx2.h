@@ -91,6 +91,11 @@ struct SignedWeights {
     }
   }
 };
+VEC_INLINE i32x16 lookup_u4(i32x16 line, const uint8_t* table) {
+  const __m256i entries = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+  VEC_EACH line.v[i] = (i32v)_mm256_shuffle_epi8(entries, (__m256i)line.v[i]);
+  return line;
+}
 VEC_INLINE i32x16 dot2_s16(i32x16 acc, i32x16 pairs, uint32_t pair) {
   const __m256i p = _mm256_set1_epi32((int)pair);
   VEC_EACH acc.v[i] += (i32v)_mm256_madd_epi16((__m256i)pairs.v[i], p);

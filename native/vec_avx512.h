@@ -108,6 +108,8 @@ VEC_INLINE f32x16 zip_hi(f32x16 a, f32x16 b) {
 
 VEC_INLINE f32x16 load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 VEC_INLINE f32v part_f16(const uint16_t* p) { return load_f16(p); }  // one f32v of them
+VEC_INLINE i32x16 load_u8(const uint8_t* p) { return (i32x16)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
+VEC_INLINE i32x16 load_i8(const int8_t* p) { return (i32x16)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
 VEC_INLINE f32x16 load_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
@@ -162,6 +164,11 @@ VEC_INLINE i32x16 bf16_pairs_u4(i32x16 line, int j, const uint16_t* table) {
   const __m512i index = _mm512_shuffle_epi8(
       (__m512i)line, _mm512_or_si512(bytes, _mm512_and_si512(lanes, _mm512_set1_epi32(0x00ff00ff))));
   return (i32x16)_mm512_permutexvar_epi16(index, _mm512_loadu_si512(table));
+}
+// every byte of line, 0..15, looked up among 16
+VEC_INLINE i32x16 lookup_u4(i32x16 line, const uint8_t* table) {
+  const __m512i entries = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
+  return (i32x16)_mm512_shuffle_epi8(entries, (__m512i)line);
 }
 VEC_INLINE i32x16 nibble_lo(i32x16 line) { return line & 0x0f0f0f0f; }
 VEC_INLINE i32x16 nibble_hi(i32x16 line) { return as_i32(as_u32(line) >> 4) & 0x0f0f0f0f; }

@@ -45,6 +45,12 @@ template <int kBits> struct UnsignedWeights {
 struct SignedWeights : UnsignedWeights<8> {
   static VEC_INLINE i32v zero_sum(int32_t nsum) { return (nsum << 7) - i32v{}; }
 };
+VEC_INLINE i32x16 lookup_u4(i32x16 line, const uint8_t* table) {
+  uint8_t bytes[64];
+  store_line(bytes, line);
+  for (uint8_t& b : bytes) b = table[b];
+  return load_line(bytes);
+}
 VEC_INLINE i32x16 dot2_s16(i32x16 acc, i32x16 pairs, uint32_t pair) {
   const int32_t low = (int16_t)(pair & 0xffff), high = (int16_t)(pair >> 16);
   VEC_EACH acc.v[i] += (pairs.v[i] << 16 >> 16) * low + (pairs.v[i] >> 16) * high;

@@ -17,6 +17,7 @@ typedef int16_t i16v __attribute__((vector_size(VEC_LANES * 4)));
 typedef uint16_t u16v __attribute__((vector_size(VEC_LANES * 2)));
 typedef int16_t i16h __attribute__((vector_size(VEC_LANES * 2)));
 typedef int8_t i8v __attribute__((vector_size(VEC_LANES)));
+typedef uint8_t u8v __attribute__((vector_size(VEC_LANES)));
 
 // the lanes of a mask are 0 or -1
 struct f32x16 {
@@ -250,6 +251,24 @@ VEC_INLINE u32x16 widen_u16(const uint16_t* p) {
     u16v h;
     memcpy(&h, p + i * kLanes, sizeof h);
     r.v[i] = __builtin_convertvector(h, u32v);
+  }
+  return r;
+}
+VEC_INLINE i32x16 load_u8(const uint8_t* p) {
+  i32x16 r;
+  VEC_EACH {
+    u8v b;
+    memcpy(&b, p + i * kLanes, sizeof b);
+    r.v[i] = __builtin_convertvector(b, i32v);
+  }
+  return r;
+}
+VEC_INLINE i32x16 load_i8(const int8_t* p) {
+  i32x16 r;
+  VEC_EACH {
+    i8v b;
+    memcpy(&b, p + i * kLanes, sizeof b);
+    r.v[i] = __builtin_convertvector(b, i32v);
   }
   return r;
 }

@@ -17,6 +17,9 @@ def kv_block_bytes(kv_type: str, head_dim: int) -> int:
 def pack(pool: Pool, memory: Memory, offset: int, format: str, data: NDArray[np.uint8], k: int) -> None:
     """Pack data [n, bytes per row], in the form that native/pack.h says for `format`, to a place of zeros in `memory`."""
 
+def unpack(isa: str, memory: Memory, offset: int, format: str, out: NDArray[np.float32]) -> None:
+    """Fill out [n, k] with the values of the packed weight of n x k at `offset`."""
+
 class Pool:
     """Worker threads; the thread that runs a program is the first of them. `cpus`: empty, or one per thread to pin to."""
 

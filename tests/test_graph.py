@@ -253,8 +253,8 @@ def test_golden_counts(data: Path, activations: str) -> None:
         (33, DType.BF16, 7, 896 + 64),  # 64 columns, 2 sums a row
         (1024, DType.BF16, 1, 2112 + 128),  # 1056 columns, 32 sums
         (4099, DType.BF16, 2, 16640 + 1088),  # 4160 columns, 130 sums a row
-        (31, DType.A8, 1, 64 + 3 * 64),
-        (576, DType.A8, 31, 31 * 576 + 3 * 2240),  # 18 groups of 31 floats: 2232 bytes
+        (31, DType.A8, 1, 64 + 4 * 64),
+        (576, DType.A8, 31, 31 * 576 + 4 * 2240),  # 18 groups of 31 floats: 2232 bytes
     ],
 )
 def test_value_bytes(cols: int, dtype: DType, rows: int, expected: int) -> None:

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from octavo import _native
+from octavo.weights.formats import LAYOUTS
 
 ROOT = Path(__file__).parents[1]
-FORMATS = ("f32", "f16", "bf16", "w8", "w4", "w4f")
+FORMATS = ("f32", "f16", "bf16", *LAYOUTS)
 ACTIVATIONS = ("f32", "bf16", "a8")
 
 KERNELS = {

@@ -95,10 +95,11 @@ class OwnActivation {
         s_(act == Act::A8 ? groups_ : 0),
         t_(act == Act::F32 ? 0 : groups_),
         nsum_(act == Act::A8 ? groups_ : 0),
+        nhalf_(act == Act::A8 ? groups_ : 0),
         view{act,       rows,      k,         (int)k_pad_, (int64_t)ld_, f_.data(),
-             h_.data(), q_.data(), s_.data(), t_.data(),   nsum_.data()} {}
+             h_.data(), q_.data(), s_.data(), t_.data(),   nsum_.data(), nhalf_.data()} {}
   bool intact() const {
-    return f_.intact() && h_.intact() && q_.intact() && s_.intact() && t_.intact() && nsum_.intact();
+    return f_.intact() && h_.intact() && q_.intact() && s_.intact() && t_.intact() && nsum_.intact() && nhalf_.intact();
   }
   double at(int row, int col) const {  // what a product sees
     if (view.act == Act::F32) return view.f[row * view.ld + col];
@@ -115,7 +116,7 @@ class OwnActivation {
     const size_t n = groups_ * 4;
     if (view.act == Act::A8)
       return !memcmp(view.q, o.view.q, groups_ * 32) && !memcmp(view.s, o.view.s, n) && !memcmp(view.t, o.view.t, n) &&
-             !memcmp(view.nsum, o.view.nsum, n);
+             !memcmp(view.nsum, o.view.nsum, n) && !memcmp(view.nhalf, o.view.nhalf, n);
     for (int r = 0; r < view.rows; r++) {
       const bool same = view.act == Act::F32 ? !memcmp(view.f + r * view.ld, o.view.f + r * view.ld, 4 * k_pad_)
                                              : !memcmp(view.h + r * view.ld, o.view.h + r * view.ld, 2 * k_pad_);
@@ -130,17 +131,14 @@ class OwnActivation {
   Guarded<uint16_t> h_;
   Guarded<int8_t> q_;
   Guarded<float> s_, t_;
-  Guarded<int32_t> nsum_;
+  Guarded<int32_t> nsum_, nhalf_;
 
  public:
   Activation view;
 };
 
 inline const char* name_of(Act a) { return a == Act::F32 ? "f32" : a == Act::BF16 ? "bf16" : "a8"; }
-inline const char* name_of(Format f) {
-  const char* names[kFormats] = {"f32", "f16", "bf16", "w8", "w4", "w4f"};
-  return names[(int)f];
-}
+inline const char* name_of(Format f) { return info_of(f).name; }
 
 // --quick: what is long is left out, for emulators and sanitizers, which take twenty times as long
 inline bool quick = false;

@@ -7,18 +7,18 @@ using namespace octavo::check;
 
 namespace {
 
-struct Source {  // rows as in a file, and what they mean
-  int n, k;
-  size_t row_bytes;
-  std::vector<uint8_t> bytes;
-  std::vector<double> value;      // [n][k]
-  std::vector<double> magnitude;  // [n][k]: of the parts that a kernel adds up, so never less than |value|
-};
-
-uint16_t half(float x) {  // to fp16, for 2^-14 <= |x| < 65504
+float f32_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+uint32_t bits_of(float x) {
   uint32_t u;
   memcpy(&u, &x, 4);
-  const uint32_t m = (u & 0x7fffffff) + 0xfff + ((u >> 13) & 1);
+  return u;
+}
+uint16_t half(float x) {  // to fp16, for 2^-14 <= |x| < 65504
+  const uint32_t u = bits_of(x), m = (u & 0x7fffffff) + 0xfff + ((u >> 13) & 1);
   return (uint16_t)((u >> 16 & 0x8000) | ((m >> 13) - (112 << 10)));
 }
 double half_value(uint16_t h) {
@@ -26,69 +26,141 @@ double half_value(uint16_t h) {
   const double v = e ? std::ldexp(1024 + m, e - 25) : std::ldexp(m, -24);
   return h & 0x8000 ? -v : v;
 }
+double e4m3_value(int code) {
+  const int e = code >> 3 & 15, m = code & 7;
+  const double v = e ? std::ldexp(8 + m, e - 10) : std::ldexp(m, -9);
+  return code & 0x80 ? -v : v;
+}
 uint16_t bf16(float x) {
-  uint32_t u;
-  memcpy(&u, &x, 4);
+  const uint32_t u = bits_of(x);
   return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-Source make_source(Format f, int n, int k, Random& random) {
-  const int block[kFormats] = {4, 2, 2, 34, 18, 20};
-  const bool blocks = f >= Format::W8;
-  Source s{n, k, (size_t)(blocks ? k / 32 : k) * block[(int)f], {}, {}, {}};
-  s.bytes.resize(n * s.row_bytes);
-  s.value.resize((size_t)n * k);
-  s.magnitude.resize((size_t)n * k);
-  for (int i = 0; i < n; i++) {
-    uint8_t* row = s.bytes.data() + i * s.row_bytes;
-    for (int j = 0; j < k; j++) {
-      double &v = s.value[(size_t)i * k + j], &m = s.magnitude[(size_t)i * k + j];
-      if (!blocks) {
-        const float x = random.normal();
-        const uint16_t h = f == Format::F16 ? half(std::fabs(x) < 1e-4f ? 0.5f : x) : bf16(x);
-        memcpy(row + j * block[(int)f], f == Format::F32 ? (const void*)&x : &h, block[(int)f]);
-        const uint32_t wide = (uint32_t)h << 16;
-        float widened;
-        memcpy(&widened, &wide, 4);
-        v = f == Format::F32 ? x : f == Format::F16 ? half_value(h) : widened;
-        m = std::fabs(v);
-        continue;
+constexpr int kIq4Nl[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int kE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+// A packed weight of random numbers, written and read element by element as kernels.h words it.
+class Packed {
+ public:
+  std::vector<double> value;      // [n][k]
+  std::vector<double> magnitude;  // [n][k]: of the parts that a kernel adds up, so never less than |value|
+  Weight w;
+
+  Packed(Format f, int n, int k, Random& random)
+      : value((size_t)n * k), magnitude((size_t)n * k), random_(random), bytes_(packed_bytes(f, n, k)) {
+    bytes_.zero();
+    w = packed_weight(f, n, k, bytes_.data());
+    for (int row = 0; row < n; row++)
+      for (int col = 0; col < k; col++) {
+        double &v = value[(size_t)row * k + col], &m = magnitude[(size_t)row * k + col];
+        if (f <= Format::BF16) m = std::fabs(v = put_float(row, col));
+        else put_code(row, col, v, m);
       }
-      uint8_t* b = row + j / 32 * block[(int)f];
-      uint16_t scale, minimum = 0;
-      if (j % 32 == 0) {
-        for (int c = 0; c < block[(int)f]; c++) b[c] = (uint8_t)random.next();
-        scale = half((random.below(2) ? 1 : -1) * (0.001f + 0.02f * (float)random.uniform()));
-        minimum = half(-0.001f - 0.2f * (float)random.uniform());
-        memcpy(b, &scale, 2);
-        if (f == Format::W4F) memcpy(b + 2, &minimum, 2);
+    if (!w.factor) return;
+    for (int row = 0; row < n; row++) {
+      const float factor = 0.1f + 2 * (float)random.uniform();
+      const_cast<float*>(w.factor)[row] = factor;
+      for (int col = 0; col < k; col++) {
+        value[(size_t)row * k + col] *= factor;
+        magnitude[(size_t)row * k + col] *= factor;
       }
-      memcpy(&scale, b, 2);
-      if (f == Format::W4F) memcpy(&minimum, b + 2, 2);
-      int q;
-      if (f == Format::W8) {
-        q = (int8_t)b[2 + j % 32];
-      } else {
-        const uint8_t byte = b[(f == Format::W4F ? 4 : 2) + j % 16];
-        q = (j % 32 < 16 ? byte & 15 : byte >> 4) - (f == Format::W4 ? 8 : 0);
-      }
-      v = half_value(scale) * q + (f == Format::W4F ? half_value(minimum) : 0);
-      m = std::fabs(half_value(scale) * q) + (f == Format::W4F ? std::fabs(half_value(minimum)) : 0);
     }
   }
-  return s;
-}
+  bool intact() const { return bytes_.intact(); }
 
-struct Packed {
-  Guarded<uint8_t> bytes;
-  Weight w;
-  Packed(Format f, const Source& s) : bytes(packed_bytes(f, s.n, s.k)), w(packed_weight(f, s.n, s.k, bytes.data())) {
-    bytes.zero();
-    const int panels = w.n_pad / panel_cols(f);
-    pack(f, s.bytes.data(), s.row_bytes, s.n, s.k, bytes.data(), panels / 2, panels);  // as two threads would
-    pack(f, s.bytes.data(), s.row_bytes, s.n, s.k, bytes.data(), 0, panels / 2);
-    expect(bytes.intact(), "pack %s %dx%d wrote outside", name_of(f), s.n, s.k);
+ private:
+  double put_float(int row, int col) {
+    const float x = random_.normal();
+    uint8_t* panel = bytes_.data() + row / 32 * w.panel_bytes;
+    const int at = col * 32 + row % 32;
+    if (w.format == Format::F32) return ((float*)panel)[at] = x;
+    if (w.format == Format::F16) return half_value(((uint16_t*)panel)[at] = half(std::fabs(x) < 1e-4f ? 0.5f : x));
+    return f32_of((uint32_t)(((uint16_t*)panel)[(col / 2 * 32 + row % 32) * 2 + col % 2] = bf16(x)) << 16);
   }
+
+  // Number `kind` of columns [k, k + per), at `at` in the numbers of its unit; made where the first of them is met.
+  double number(int row, int col, char kind, int at, int per) {
+    const int unit = info_of(w.format).unit, in_unit = col % unit;
+    uint8_t* numbers =
+        bytes_.data() + row / 16 * w.panel_bytes + (size_t)(col / unit) * unit_bytes(w.format) + plane_bytes(w.format);
+    const int index = in_unit / per * 16 + row % 16;
+    const bool make = in_unit % per == 0;
+    const float small = (random_.below(2) ? 1 : -1) * (0.001f + 0.02f * (float)random_.uniform());
+    auto at16 = [&]() -> uint16_t& { return ((uint16_t*)(numbers + at))[index]; };
+    switch (kind) {
+      case 'h':
+        if (make) at16() = half(small);
+        return half_value(at16());
+      case 'b':
+        if (make) at16() = bf16(small);
+        return f32_of((uint32_t)at16() << 16);
+      case 'f':
+        if (make) ((float*)(numbers + at))[index] = small;
+        return ((float*)(numbers + at))[index];
+      case 'e':
+        if (make) numbers[at + index] = (uint8_t)random_.below(0x7f);
+        return e4m3_value(numbers[at + index]);
+      default:
+        if (make) numbers[at + index] = (uint8_t)random_.next();
+        return kind == 'i' ? (int8_t)numbers[at + index] : numbers[at + index];
+    }
+  }
+
+  int put_bits(int row, int col) {
+    const FormatInfo& info = info_of(w.format);
+    uint8_t* unit = bytes_.data() + row / 16 * w.panel_bytes + (size_t)(col / info.unit) * unit_bytes(w.format);
+    const int group = col % info.unit / 32, quad = col % 32 / 4;
+    int code = 0, shift = 0;
+    for (int width : {info.low, info.high}) {
+      if (!width) continue;
+      const int line = width == 8 ? quad : width == 4 ? quad % 4 : width == 2 ? quad / 4 : 0;
+      const int low = width == 8 ? 0 : width == 4 ? quad / 4 * 4 : width == 2 ? quad % 4 * 2 : quad;
+      int part = random_.below(1 << width);
+      if (w.format == Format::F8 && (part & 0x7f) == 0x7f) part = 0;  // no NaN
+      unit[(group * width + line) * 64 + row % 16 * 4 + col % 4] |= (uint8_t)(part << low);
+      code |= part << shift;
+      shift += width;
+      unit += info.unit / 32 * width * 64;
+    }
+    return code;
+  }
+
+  void put_code(int row, int col, double& v, double& m) {
+    using enum Format;
+    const int q = put_bits(row, col);
+    auto num = [&](char kind, int at, int per) { return number(row, col, kind, at, per); };
+    double scale = 0, minimum = 0, integer = q;
+    switch (w.format) {
+      case W8: scale = num('h', 0, 32), integer = q - 128; break;
+      case W4: scale = num('h', 0, 32), integer = q - 8; break;
+      case W5: scale = num('h', 0, 32), integer = q - 16; break;
+      case W4F:
+      case W5F: scale = num('h', 0, 32), minimum = num('h', 64, 32); break;
+      case W4N: scale = num('h', 0, 32), integer = kIq4Nl[q]; break;
+      case W4M: scale = num('b', 0, 32), integer = kE2m1[q]; break;
+      case W4V: scale = num('e', 0, 16) / 2, integer = kE2m1[q]; break;
+      case W4Z: scale = num('h', 0, 32), integer = q - num('u', 64, 32); break;
+      case W4Z64:
+      case W8Z64: scale = num('h', 0, 64), integer = q - num('u', 32, 64); break;
+      case F8: scale = num('f', 0, 64), integer = e4m3_value(q); break;
+      case W2K: {
+        const int both = (int)num('u', 0, 16);
+        scale = num('h', 256, 256) * (both & 15), minimum = -num('h', 288, 256) * (both >> 4);
+        break;
+      }
+      case W3K: scale = num('i', 0, 16) * num('h', 256, 256), integer = q - 4; break;
+      case W4K:
+      case W5K: scale = num('u', 0, 32) * num('h', 256, 256), minimum = -num('u', 128, 32) * num('h', 288, 256); break;
+      case W6K: scale = num('i', 0, 16) * num('h', 256, 256), integer = q - 32; break;
+      case W4X: scale = num('i', 0, 32) * num('h', 128, 256), integer = kIq4Nl[q]; break;
+      default: break;
+    }
+    v = scale * integer + minimum;
+    m = std::fabs(scale * integer) + std::fabs(minimum);
+  }
+
+  Random& random_;
+  Guarded<uint8_t> bytes_;
 };
 
 std::vector<float> random_rows(int rows, int k, Random& random) {
@@ -120,8 +192,7 @@ struct Case {
 
   void run() {
     Random random(0x5eed + rows * 1000003 + n * 1009 + k * 7 + (int)format);
-    const Source source = make_source(format, n, k, random);
-    const Packed packed(format, source);
+    const Packed packed(format, n, k, random);
     const std::vector<float> x = random_rows(rows, k, random);
     OwnActivation a(act, rows, k);
     round_all(kernels, x.data(), k, a);
@@ -129,7 +200,7 @@ struct Case {
     Guarded<float> y((size_t)rows * ld), again((size_t)rows * ld);
     gemm()(store_args(packed.w, a.view, y.data(), ld), 0, tasks);
     expect(y.intact() && a.intact(), "%s: wrote outside", what().c_str());
-    compare(source, a, y, ld);
+    compare(packed, a, y, ld);
     for (int t = tasks - 1; t >= 0; t--) gemm()(store_args(packed.w, a.view, again.data(), ld), t, t + 1);
     expect(!memcmp(y.data(), again.data(), sizeof(float) * y.size()), "%s: tasks change bits", what().c_str());
     for (int r : {0, rows / 2, rows - 1}) one_row(packed.w, x.data() + (size_t)r * k, y.data() + (size_t)r * ld);
@@ -137,7 +208,7 @@ struct Case {
   }
 
   // |error| <= c u sqrt(K) |a| |w|, c = 4; a8 allows 1e-6 more for the products of scales
-  void compare(const Source& source, const OwnActivation& a, Guarded<float>& y, int ld) {
+  void compare(const Packed& source, const OwnActivation& a, Guarded<float>& y, int ld) {
     std::vector<double> row(k);
     for (int r = 0; r < rows; r++) {
       double norm_a = 0;
@@ -187,8 +258,7 @@ struct Case {
       }
     expect(same, "%s: bias or residual differ from separate passes", what().c_str());
 
-    const Source up_source = make_source(format, n, k, random);
-    const Packed up(format, up_source);
+    const Packed up(format, n, k, random);
     std::vector<float> gate_y((size_t)rows * n), up_y((size_t)rows * n), product((size_t)rows * n);
     gemm()(store_args(w, a.view, gate_y.data(), n), 0, tasks);
     gemm()(store_args(up.w, a.view, up_y.data(), n), 0, tasks);
@@ -209,17 +279,26 @@ struct Case {
 void test_gemm(const Kernels& kernels, Format format, Act act) {
   int shapes = 0;
   double worst = 0;
+  // a row of codes is whole groups, or whole blocks where numbers are shared by more
+  using enum Format;
+  const bool by64 = format == W4V || format == W4Z64 || format == W8Z64 || format == F8;
+  const int whole = info_of(format).unit == 256 ? 256 : by64 ? 64 : format <= BF16 ? 1 : 32;
   auto run = [&](int rows, int n, int k) {
-    Case c{kernels, format, act, rows, n, k};
+    Case c{kernels, format, act, rows, n, (k + whole - 1) / whole * whole};
     c.run();
     worst = c.worst > worst ? c.worst : worst;
     shapes++;
   };
-  for (int rows : {1, 2, 3, 7, 16, 17, 31}) run(rows, 16, 32), run(rows, 33, 96), run(rows, 96, 64);
-  for (int rows = 4; rows < 16; rows++) run(rows, 32, 64);
-  run(33, 48, 128), run(50, 1, 64), run(7, 96, 576);
-  if (!quick) run(3, 4099, 64), run(2, 32, 4096), run(100, 32, 192);
-  if (format < Format::W8)
+  if (format <= W4F) {
+    for (int rows : {1, 2, 3, 7, 16, 17, 31}) run(rows, 16, 32), run(rows, 33, 96), run(rows, 96, 64);
+    for (int rows = 4; rows < 16; rows++) run(rows, 32, 64);
+    run(33, 48, 128), run(50, 1, 64), run(7, 96, 576);
+    if (!quick) run(3, 4099, 64), run(2, 32, 4096), run(100, 32, 192);
+  } else {
+    run(1, 33, 96), run(31, 96, 64);  // tiles of 16, 8, 4, 2 and 1 rows
+    if (!quick) run(50, 1, 64), run(3, 259, 64), run(2, 32, 4096), run(100, 32, 192);
+  }
+  if (format < W8)
     for (int k : {1, 7, 33, 65}) run(5, 31, k), run(1, 1, k);
   printf("%s gemm %s x %s: %d shapes, worst error %.3f of its bound\n", kernels.name, name_of(format), name_of(act),
          shapes, worst);
@@ -249,10 +328,10 @@ void test_round(const Kernels& kernels, Act act) {
           float group[32] = {};
           for (int c = c0; c < c0 + 32 && c < k; c++) group[c - c0] = x[(size_t)r * k + c];
           const float m = scale_of(group, 32), inverse = m > 0 ? 127.f / m : 0.f;
-          int sum = 0;
+          int sum = 0, first = 0;  // of the first 16
           for (int i = 0; i < 32; i++) {
             const int q = (int)std::nearbyint(group[i] * inverse);
-            sum += q;
+            sum += q, first += i < 16 ? q : 0;
             const uint32_t bits = (uint32_t)bf16(group[i]) << 16;
             float rounded;
             memcpy(&rounded, &bits, 4);
@@ -260,7 +339,8 @@ void test_round(const Kernels& kernels, Act act) {
             right &= y.at(r, c0 + i) == expected;
           }
           const size_t i = (size_t)(c0 / 32) * rows + r;
-          if (act == Act::A8) right &= y.view.nsum[i] == -sum && y.view.t[i] == m / 127.f * (float)sum;
+          if (act == Act::A8)
+            right &= y.view.nhalf[i] == -first && y.view.nsum[i] == -sum && y.view.t[i] == m / 127.f * (float)sum;
         }
       expect(right, "%s round %s k %d rows %d: wrong values", kernels.name, name_of(act), k, rows);
     }
@@ -279,8 +359,9 @@ void test_embed(const Kernels& kernels, Format format) {
   Random random(11);
   for (int k : {64, 96, 576}) {
     const int n = 49;
-    const Source source = make_source(format, n, k, random);
-    const Packed packed(format, source);
+    if (k == 96 && format > Format::W4F) continue;  // not all have groups of 32
+    if (info_of(format).unit == 256) k = (k + 255) / 256 * 256;
+    const Packed packed(format, n, k, random);
     const int32_t ids[] = {48, 0, 15, 16, 31, 32, 7, 48};
     Guarded<float> y((size_t)8 * (k + 1));
     kernels.embed[(int)format](packed.w, ids, y.data(), k + 1, 0, 8);
@@ -288,7 +369,8 @@ void test_embed(const Kernels& kernels, Format format) {
     for (int r = 0; r < 8; r++)
       for (int c = 0; c < k; c++) {
         const size_t i = (size_t)ids[r] * k + c;
-        right &= std::fabs(y[(size_t)r * (k + 1) + c] - source.value[i]) <= 0x1p-24 * source.magnitude[i];
+        right &= std::fabs(y[(size_t)r * (k + 1) + c] - packed.value[i]) <=
+                 (packed.w.factor ? 2 : 1) * 0x1p-24 * packed.magnitude[i];
       }
     expect(right, "%s embed %s k %d: wrong values", kernels.name, name_of(format), k);
   }

@@ -19,7 +19,7 @@ from octavo.graph.ir import Dim, DType, Graph, Value, WeightPart
 from octavo.graph.plan import align, plan
 from octavo.graph.verify import verify
 from octavo.weights.adapter import Adapter, LowRank
-from octavo.weights.formats import check_factor, dequantise, to_native
+from octavo.weights.formats import column_factors, dequantise, panel_bytes, to_native
 from octavo.weights.spec import Checkpoint, CheckpointError
 
 VALUES_AT_ONCE = 2**21
@@ -116,10 +116,12 @@ class CpuBackend:
                 info, data, factor = checkpoint.read(part.name, row, row + step)
                 if info.shape[0] != part.rows:
                     raise CheckpointError(f"{info.file}: {part.name} has {info.shape[0]} rows, expected {part.rows}")
-                check_factor(part.format, info.source, factor)
                 rows = to_native(part.format, info.source, data, cols, factor)
-                place = parts[part] + _native.packed_bytes(part.format, row, cols)
+                place = parts[part] + panel_bytes(part.format, row, cols)
                 _native.pack(self._pool, weights.memory, place, part.format, np.ascontiguousarray(rows), cols)
+                factors = column_factors(part.format, info.source, len(rows), factor)
+                beside = parts[part] + panel_bytes(part.format, part.rows, cols) + 4 * row
+                weights.memory.view(beside, factors.nbytes).view(np.float32)[:] = factors
                 del data, rows
                 if progress:
                     progress(place, layout.num_bytes)

@@ -58,7 +58,7 @@ class WeightPart(NamedTuple):
 
     name: str
     rows: int
-    format: str  # a name of weights.formats: f32, f16, bf16, w8, w4, w4f
+    format: str  # packed: f32, f16, bf16 or one of weights.formats.LAYOUTS
     plus: float = 0.0  # added to every value of a vector, in float32
     order: str = ""  # the vector that says which input each column belongs to, where they are sorted
 

@@ -93,39 +93,26 @@ PACKED = {
     "Q8_0": "w8",
     "Q4_0": "w4",
     "Q4_1": "w4f",
+    "Q5_0": "w5",
+    "Q5_1": "w5f",
+    "IQ4_NL": "w4n",
+    "MXFP4": "w4m",
+    "NVFP4": "w4v",
+    "I4Z32": "w4z",
+    "I4Z64": "w4z64",
+    "I8Z64": "w8z64",
+    "F8": "f8",
+    "Q2_K": "w2k",
+    "Q3_K": "w3k",
+    "Q4_K": "w4k",
+    "Q5_K": "w5k",
+    "Q6_K": "w6k",
+    "IQ4_XS": "w4x",
 }
 """Source format -> packed format of a matrix (docs/FORMATS.md)."""
 
 DECODED = frozenset(
-    [
-        "Q5_0",
-        "Q5_1",
-        "IQ4_NL",
-        "MXFP4",
-        "NVFP4",
-        "Q2_K",
-        "Q3_K",
-        "Q4_K",
-        "Q5_K",
-        "Q6_K",
-        "IQ4_XS",
-        "I4Z32",
-        "I4Z64",
-        "I8Z64",
-        "F8",
-        "IQ1_S",
-        "IQ1_M",
-        "IQ2_XXS",
-        "IQ2_XS",
-        "IQ2_S",
-        "IQ3_XXS",
-        "IQ3_S",
-        "TQ1_0",
-        "TQ2_0",
-        "NF4",
-        "FP4",
-        "F32D",
-    ]
+    {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "NF4", "FP4", "F32D"}
 )
 """Source formats that have no packed form of their own: a matrix becomes bf16, or f32 in the strict mode."""
 

@@ -6,7 +6,7 @@ packed as what. Nothing is mutated.
 """
 
 from octavo.weights.formats.numbers import F32, U8, bf16_to_f32, f32_to_bf16
-from octavo.weights.formats.packing import LAYOUTS, check_factor, column_factors, pack, packed_bytes
+from octavo.weights.formats.packing import LAYOUTS, check_factor, column_factors, pack, packed_bytes, panel_bytes
 from octavo.weights.formats.sources import BLOCKS, dequantise, row_bytes, to_native
 from octavo.weights.spec import act_of, packed_format
 
@@ -24,6 +24,7 @@ __all__ = [
     "pack",
     "packed_bytes",
     "packed_format",
+    "panel_bytes",
     "row_bytes",
     "to_native",
 ]

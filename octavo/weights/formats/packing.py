@@ -63,13 +63,19 @@ _FLOAT_COLS = 32
 """Columns of a panel of a float format: [K][32], bf16 [K / 2][32][2]."""
 
 
-def packed_bytes(packed: str, rows: int, cols: int) -> int:
-    """Bytes of a packed weight: rows padded to 32, columns to 64 or the unit."""
+def panel_bytes(packed: str, rows: int, cols: int) -> int:
+    """Bytes of the panels of a packed weight: rows padded to 32, columns to 64 or the unit."""
     n = up(rows, 32)
     if packed in _FLOAT_BYTES:
         return n * up(cols, 64) * _FLOAT_BYTES[packed]
     layout = LAYOUTS[packed]
-    return n // PANEL_COLS * (up(cols, layout.unit) // layout.unit) * layout.bytes + (4 * n if layout.factor else 0)
+    return n // PANEL_COLS * (up(cols, layout.unit) // layout.unit) * layout.bytes
+
+
+def packed_bytes(packed: str, rows: int, cols: int) -> int:
+    """Bytes of a packed weight: its panels and, where the format has them, the factors."""
+    factors = packed not in _FLOAT_BYTES and LAYOUTS[packed].factor
+    return panel_bytes(packed, rows, cols) + (4 * up(rows, 32) if factors else 0)
 
 
 def pack(packed: str, source: str, data: U8, rows: int, cols: int, factor: F32 | None = None) -> U8:
