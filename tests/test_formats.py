@@ -11,44 +11,12 @@ from octavo import _native
 from octavo.weights import formats
 from octavo.weights.formats.codes import E2M1, E4M3, FP4, IQ4_NL, NF4
 from octavo.weights.spec import DECODED, PACKED, CheckpointError
+from tests.random_blocks import random_rows
 
 SOURCES = sorted(formats.BLOCKS)
 OURS = ("I4Z32", "I4Z64", "I8Z64", "F8", "NF4", "FP4")
+COLS = {"F32": [1, 33, 64], "F16": [7, 64, 96], "BF16": [31, 128]}
 GGUF_SOURCES = [source for source in SOURCES if source not in (*OURS, "F32D")]
-FLOATS = {"F32": [1, 33, 64], "F16": [7, 64, 96], "BF16": [31, 128], "F32D": [5]}
-HALVES = {"Q6_K": [208], "Q4_1": [0, 2], "Q5_1": [0, 2], "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2],
-          "IQ1_S": [0], "IQ1_M": [], "TQ1_0": [52], "TQ2_0": [64]}  # fmt: skip
-"""Places of fp16 numbers in a block; by default the first two bytes."""
-
-
-def random_rows(source: str, rows: int, cols: int, seed: int = 0) -> formats.U8:
-    """Any bytes are a valid row, as long as the scales are finite and of ordinary size."""
-    rng = np.random.default_rng([seed, rows, cols])
-    if source in FLOATS:
-        numbers = rng.standard_normal((rows, cols)).astype(np.float32)
-        if source == "BF16":
-            return formats.f32_to_bf16(numbers).view(np.uint8)
-        return numbers.astype(np.float16 if source == "F16" else np.float32).view(np.uint8)
-    block_cols, block_bytes = formats.BLOCKS[source]
-    blocks = rng.integers(0, 256, (rows, -(-cols // block_cols), block_bytes), np.uint8)
-    if source in ("F8", "NF4", "FP4"):
-        blocks[..., :4] = rng.uniform(-0.1, 0.1, (*blocks.shape[:2], 1)).astype(np.float32).view(np.uint8)
-        if source == "F8":
-            blocks[..., 4:][blocks[..., 4:] & 0x7F == 0x7F] = 0  # no NaN
-    elif source == "MXFP4":
-        blocks[..., 0] = rng.choice([0, 1, 2, 3, 117, 120, 124], blocks.shape[:2])
-    elif source == "NVFP4":
-        blocks[..., :4] = rng.integers(0, 128, (*blocks.shape[:2], 4))
-    elif source == "IQ1_M":
-        blocks[..., [49, 51, 53, 55]] &= 0x0F  # the nibbles of its scale, highest last: of ordinary size
-        blocks[..., 55] |= 0x20
-    else:
-        for place in HALVES.get(source, [0]):
-            scale = rng.uniform(-0.1, 0.1, blocks.shape[:2]).astype(np.float16)
-            blocks[..., place : place + 2] = scale[..., None].view(np.uint8)
-        if source in ("I4Z32", "I4Z64", "I8Z64"):
-            blocks[..., 3] = 0
-    return blocks.reshape(rows, -1)
 
 
 def fitting(source: str, cols: int) -> int:
@@ -61,7 +29,7 @@ def fitting(source: str, cols: int) -> int:
 def test_dequantise_equals_the_gguf_library(source: str) -> None:
     kind = gguf.GGMLQuantizationType[source]
     assert formats.BLOCKS[source] == gguf.GGML_QUANT_SIZES[kind]
-    for cols in FLOATS.get(source, [fitting(source, cols) for cols in (32, 64, 512)]):
+    for cols in COLS.get(source, [fitting(source, cols) for cols in (32, 64, 512)]):
         data = random_rows(source, 5, cols)
         expected = gguf.dequantize(data, kind).reshape(5, cols)
         found = formats.dequantise(source, data, cols)

@@ -23,6 +23,7 @@ from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress, pooled
 from octavo.pooling import Pooling
 from octavo.request import FinishReason, Request, SamplingParams, TokenLogprobs
+from tests.random_blocks import MIXED, write_mixed
 from tests.random_model import WINDOWS, random_model, save
 
 MAX_MODEL_LEN = 1400
@@ -337,6 +338,11 @@ def test_bits_of_windows(tmp_path: Path, kv_dtype: str) -> None:
     seen = check_model(path, 16, 4, seed=0, kv_dtype=kv_dtype)
     assert_reached(seen)
     assert seen.left_windows > 0
+
+
+def test_bits_of_every_quantised_format(tmp_path: Path) -> None:
+    """One model, each matrix in another of GGUF's formats."""
+    assert_reached(check_model(write_mixed(tmp_path / "mixed.gguf", MIXED), 16, 4, seed=0))
 
 
 @pytest.mark.long

@@ -114,6 +114,18 @@ inline __m512i widen_u16(__m256i v) {
   for (int i = 0; i < 16; i++) r.at[i] = x[i];
   return r.as<__m512i>();
 }
+template <class T> inline __m512i widen_bytes(__m128i v) {  // T: uint8_t or int8_t
+  T in[16];
+  memcpy(in, &v, sizeof in);
+  Lanes<int32_t> r;
+  for (int i = 0; i < 16; i++) r.at[i] = in[i];
+  return r.as<__m512i>();
+}
+inline __m512i four_times(__m128i v) {
+  Lanes<uint8_t> r;
+  for (int i = 0; i < 64; i += 16) memcpy(r.at + i, &v, 16);
+  return r.as<__m512i>();
+}
 inline __m512 float_of_half(__m256i v) {
   __m256 part[2] = {_mm256_cvtph_ps(_mm256_castsi256_si128(v)), _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1))};
   return load<__m512>(part);
@@ -217,6 +229,9 @@ inline __m256 half(__m512 v, int i) { return load<__m256>(Lanes<float>(v).at + 8
 #define _mm512_shuffle_epi8(a, i) MODEL::shuffle_bytes(a, i)
 #define _mm512_cvtph_ps(v) MODEL::float_of_half(v)
 #define _mm512_cvtepu16_epi32(v) MODEL::widen_u16(v)
+#define _mm512_cvtepu8_epi32(v) MODEL::widen_bytes<uint8_t>(v)
+#define _mm512_cvtepi8_epi32(v) MODEL::widen_bytes<int8_t>(v)
+#define _mm512_broadcast_i32x4(v) MODEL::four_times(v)
 #define _mm512_cvtneps_pbh(v) MODEL::bf16_of(v)
 #define _mm512_cvtepi32_epi8(v) MODEL::narrow<__m128i, uint8_t>(v)
 #define _mm512_cvtepi32_epi16(v) MODEL::narrow<__m256i, uint16_t>(v)
