@@ -236,8 +236,9 @@ void pack(Format f, const uint8_t* src, size_t row_bytes, int n, int k, uint8_t*
   case Format::F: pack_blocks<Format::F>(rows, row_bytes, cols, k, to); break;
         BLOCKS(W8)
         BLOCKS(W4)
-        BLOCKS(W4F) BLOCKS(W5) BLOCKS(W5F) BLOCKS(W4N) BLOCKS(W4M) BLOCKS(W4V) BLOCKS(W4Z) BLOCKS(W4Z64) BLOCKS(W8Z64)
-            BLOCKS(F8) BLOCKS(W2K) BLOCKS(W3K) BLOCKS(W4K) BLOCKS(W5K) BLOCKS(W6K) BLOCKS(W4X)
+        BLOCKS(W4F)
+        BLOCKS(W5) BLOCKS(W5F) BLOCKS(W4N) BLOCKS(W4M) BLOCKS(W4V) BLOCKS(W4Z) BLOCKS(W4Z64) BLOCKS(W8Z64) BLOCKS(F8)
+            BLOCKS(W2K) BLOCKS(W3K) BLOCKS(W4K) BLOCKS(W5K) BLOCKS(W6K) BLOCKS(W4X)
 #undef BLOCKS
     }
   }
