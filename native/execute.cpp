@@ -101,14 +101,20 @@ void Program::execute(const Node& n, const Step& step, int worker) {
   switch (n.op) {
     case Op::Embed: {
       const Weight& w = weights_[static_cast<size_t>(n.weights[0])];
-      kernels_.embed[static_cast<int>(w.format)](w, step.batch.token_ids, f32(n.out, plan), ld(n.out), mine.begin,
-                                                 mine.end);
+      const auto embed = kernels_.embed[static_cast<int>(w.format)];
+      float* y = f32(n.out, plan);
+      if (!n.positions) {
+        embed(w, step.batch.token_ids, y, ld(n.out), mine.begin, mine.end);
+        break;
+      }
+      for (int r = mine.begin; r < mine.end; r++) {
+        const int32_t row = step.batch.positions[r] + n.offset;
+        embed(w, &row, y + r * ld(n.out), ld(n.out), 0, 1);
+      }
       break;
     }
     case Op::RmsNorm:
-      kernels_.rms_norm(f32(n.a, plan), ld(n.a), vector_of(n), n.eps, n.a.cols, f32(n.out, plan), ld(n.out), mine.begin,
-                        mine.end);
-      break;
+    case Op::LayerNorm: kernels_.norm(norm_args(n, plan), f32(n.out, plan), ld(n.out), mine.begin, mine.end); break;
     case Op::Round:
     case Op::NormRound: {
       const Activation y = activation(n.out, plan, rows);
@@ -116,9 +122,7 @@ void Program::execute(const Node& n, const Step& step, int worker) {
       const Range groups = by_columns ? share(y.k_pad / 32, workers, worker) : Range{0, y.k_pad / 32};
       const Range r = by_columns ? Range{0, rows} : mine;
       if (n.op == Op::Round) kernels_.round(f32(n.a, plan), ld(n.a), y, r.begin, r.end, groups.begin, groups.end);
-      else
-        kernels_.norm_round(f32(n.a, plan), ld(n.a), vector_of(n), n.eps, n.a.cols, y, r.begin, r.end, groups.begin,
-                            groups.end);
+      else kernels_.norm_round(norm_args(n, plan), y, r.begin, r.end, groups.begin, groups.end);
       break;
     }
     case Op::Linear:
@@ -130,10 +134,33 @@ void Program::execute(const Node& n, const Step& step, int worker) {
     case Op::KvWrite:
     case Op::RopeKvWrite: rope_kv(n, step, worker); break;
     case Op::Attention: attention(n, step, worker); break;
-    case Op::ActMul:
-      kernels_.silu_mul(f32(n.a, plan), ld(n.a), f32(n.b, plan), ld(n.b), f32(n.out, plan), ld(n.out), n.out.cols,
-                        mine.begin, mine.end);
+    case Op::Act:
+      kernels_.act[static_cast<int>(n.act)](f32(n.a, plan), ld(n.a), f32(n.out, plan), ld(n.out), n.out.cols,
+                                            mine.begin, mine.end);
       break;
+    case Op::ActMul:
+      kernels_.act_mul[static_cast<int>(n.act)](f32(n.a, plan), ld(n.a), f32(n.b, plan), ld(n.b), f32(n.out, plan),
+                                                ld(n.out), n.out.cols, mine.begin, mine.end);
+      break;
+    case Op::Scale:
+      kernels_.scale(f32(n.a, plan), ld(n.a), &n.scale, 0, f32(n.out, plan), ld(n.out), n.out.cols, mine.begin,
+                     mine.end);
+      break;
+    case Op::Softcap:
+      kernels_.softcap(f32(n.a, plan), ld(n.a), n.softcap, f32(n.out, plan), ld(n.out), n.out.cols, mine.begin,
+                       mine.end);
+      break;
+    case Op::Clamp:
+      kernels_.clamp(f32(n.a, plan), ld(n.a), n.low, n.high, f32(n.out, plan), ld(n.out), n.out.cols, mine.begin,
+                     mine.end);
+      break;
+    case Op::Mul: {
+      const bool vector = n.vector >= 0, by_row = !vector && n.b.cols == 1;
+      const float* b = vector ? vector_of(n.vector) : f32(n.b, plan);
+      (by_row ? kernels_.scale : kernels_.mul)(f32(n.a, plan), ld(n.a), b, vector ? 0 : ld(n.b), f32(n.out, plan),
+                                               ld(n.out), n.out.cols, mine.begin, mine.end);
+      break;
+    }
     case Op::Add:
       kernels_.add(f32(n.a, plan), ld(n.a), f32(n.b, plan), ld(n.b), f32(n.out, plan), ld(n.out), n.out.cols,
                    mine.begin, mine.end);
@@ -146,7 +173,7 @@ void Program::execute(const Node& n, const Step& step, int worker) {
     case Op::LoraShrink: lora_shrink(n, step); break;
     case Op::LoraExpand: lora_expand(n, step, worker); break;
     case Op::GatherCols: {
-      const float* order = vector_of(n);
+      const float* order = vector_of(n.vector);
       for (int r = mine.begin; r < mine.end; r++) {
         const float* x = f32(n.a, plan) + r * ld(n.a);
         float* y = f32(n.out, plan) + r * ld(n.out);
@@ -185,7 +212,7 @@ void Program::linear(const Node& n, const Step& step, int worker) {
       args.ld_out = y.ld;
       args.residual = n.op == Op::LinearAdd ? f32(n.b, step.plan) + col : nullptr;
       args.ld_residual = n.op == Op::LinearAdd ? ld(n.b) : 0;
-      args.bias = n.vector < 0 ? nullptr : vector_of(n) + col;
+      args.bias = n.vector < 0 ? nullptr : vector_of(n.vector) + col;
       if (begin < end) kernels_.gemm[static_cast<int>(w.format)][static_cast<int>(x.act)](args, begin, end);
       first += count;
       col += w.n;
@@ -283,7 +310,7 @@ void Program::attention(const Node& n, const Step& step, int worker) {
   args.window = n.window;
   args.softcap_log2e = static_cast<float>(n.softcap * 1.4426950408889634);
   args.slopes_log2e = n.slopes.empty() ? nullptr : n.slopes.data();
-  args.sinks = n.vector < 0 ? nullptr : vector_of(n);
+  args.sinks = vector_of(n.vector);
   const auto kernel = kernels_.attention[static_cast<int>(args.kv.type)];
   const int count = static_cast<int>(plan.items().size());
   for (int i; (i = counters_[index].next.fetch_add(1, std::memory_order_relaxed)) < count;)
@@ -317,8 +344,21 @@ float* Program::f32(const Operand& x, int plan) const {
   return reinterpret_cast<float*>(arena_.data() + spec_.values[static_cast<size_t>(x.value)].offset[plan]) + x.start;
 }
 
-const float* Program::vector_of(const Node& n) const {
-  return reinterpret_cast<const float*>(weights_[static_cast<size_t>(n.vector)].data);
+const float* Program::vector_of(int weight) const {
+  return weight < 0 ? nullptr : reinterpret_cast<const float*>(weights_[static_cast<size_t>(weight)].data);
+}
+
+NormArgs Program::norm_args(const Node& n, int plan) const {
+  const bool per_head = n.vector >= 0 && weights_[static_cast<size_t>(n.vector)].k == n.a.cols;
+  return {.x = f32(n.a, plan),
+          .ldx = ld(n.a),
+          .w = vector_of(n.vector),
+          .b = vector_of(n.bias),
+          .eps = n.eps,
+          .cols = n.head_dim,
+          .heads = n.a.cols / n.head_dim,
+          .step = per_head ? n.head_dim : 0,
+          .centred = n.centred};
 }
 
 // The layout of a rounded value follows the rows of this step, inside the place that the plan keeps for the most rows.

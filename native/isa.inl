@@ -1,6 +1,7 @@
 // The kernels of one level and their table. An isa_*.cpp names VEC_NS and includes its vec_*.h before this.
 #include "kernels.h"
 #include "math.inl"
+#include "acts.inl"
 #include "round.inl"
 #include "codes.inl"
 #include "decode.inl"
@@ -19,6 +20,9 @@ namespace octavo::VEC_NS {
 #define DECODED(F, A) gemm<ProductDecoded<Format::F, Act::A>>
 #define TILES(F) {DECODED(F, F32), gemm<ProductGroups<Format::F>>, gemm<ProductA8<Format::F>>}
 #define CODES(F) {DECODED(F, F32), gemm<ProductGroups<Format::F>>, gemm<ProductCodes<Format::F>>}
+#define ALL_ACTS(F)                                                                                  \
+  F<ActKind::Silu>, F<ActKind::Gelu>, F<ActKind::GeluTanh>, F<ActKind::GeluQuick>, F<ActKind::Relu>, \
+      F<ActKind::Relu2>, F<ActKind::Sigmoid>, F<ActKind::Tanh>
 static constexpr Kernels make_table(const char* name) {
   return {
       .name = name,
@@ -44,10 +48,15 @@ static constexpr Kernels make_table(const char* name) {
                CODES(W6K),
                CODES(W4X)},
       .round = VEC_NS::round,
-      .rms_norm = rms_norm,
+      .norm = norm,
       .norm_round = norm_round,
       .add = add_rows,
-      .silu_mul = silu_mul,
+      .mul = mul_rows,
+      .act = {ALL_ACTS(act_rows), nullptr},
+      .act_mul = {ALL_ACTS(act_mul_rows), act_mul_rows<ActKind::SwigluOai>},
+      .scale = scale_rows,
+      .softcap = softcap_rows,
+      .clamp = clamp_rows,
       .embed = {embed<F32>, embed<F16>, embed<BF16>, embed<W8>,  embed<W4>,  embed<W4F>,   embed<W5>,
                 embed<W5F>, embed<W4N>, embed<W4M>,  embed<W4V>, embed<W4Z>, embed<W4Z64>, embed<W8Z64>,
                 embed<F8>,  embed<W2K>, embed<W3K>,  embed<W4K>, embed<W5K>, embed<W6K>,   embed<W4X>},
@@ -65,5 +74,6 @@ static constexpr Kernels make_table(const char* name) {
 #undef DECODED
 #undef TILES
 #undef CODES
+#undef ALL_ACTS
 
 }  // namespace octavo::VEC_NS

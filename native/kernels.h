@@ -114,6 +114,22 @@ struct Activation {
 };
 inline int act_ld(Act a, int k_pad) { return a == Act::BF16 && k_pad % 1024 == 0 ? k_pad + 32 : k_pad; }
 
+// ---------------------------------------------------------------- norms and activations
+// Rms_norm, or layer_norm where centred, of each of `heads` consecutive spans of `cols` columns of a row.
+struct NormArgs {
+  const float* x;
+  int64_t ldx;
+  const float *w, *b;  // null: none. [cols] of head h starts at h * step
+  float eps;
+  int cols, heads;
+  int64_t step;  // 0: one set for all heads
+  bool centred;
+};
+
+// In the order of graph.ops.GATED_ACTS. SwigluOai is a kind of act_mul alone.
+enum class ActKind : uint8_t { Silu, Gelu, GeluTanh, GeluQuick, Relu, Relu2, Sigmoid, Tanh, SwigluOai };
+constexpr int kActKinds = 9;
+
 // ---------------------------------------------------------------- gemm
 enum class Epilogue : uint8_t {
   Store,         // out[row][col] = y
@@ -230,15 +246,23 @@ struct Kernels {
   void (*gemm[kFormats][kActs])(const GemmArgs&, int task0, int task1);
   // x[row][0..k) -> y; columns of groups [g0, g1) of 32
   void (*round)(const float* x, int64_t ldx, const Activation& y, int row0, int row1, int g0, int g1);
-  void (*rms_norm)(const float* x, int64_t ldx, const float* w, float eps, int cols, float* y, int64_t ldy, int row0,
-                   int row1);
-  // norm and round: groups [g0, g1) only, the factor from the whole row
-  void (*norm_round)(const float* x, int64_t ldx, const float* w, float eps, int cols, const Activation& y, int row0,
-                     int row1, int g0, int g1);
+  void (*norm)(const NormArgs&, float* y, int64_t ldy, int row0, int row1);  // y may be x
+  // norm of whole rows and round: groups [g0, g1) only, the factor from the whole row
+  void (*norm_round)(const NormArgs&, const Activation& y, int row0, int row1, int g0, int g1);
+  // Element by element over [row][cols]; y may be any of the inputs.
   void (*add)(const float* a, int64_t lda, const float* b, int64_t ldb, float* y, int64_t ldy, int cols, int row0,
               int row1);
-  void (*silu_mul)(const float* gate, int64_t ldg, const float* up, int64_t ldu, float* y, int64_t ldy, int cols,
-                   int row0, int row1);
+  void (*mul)(const float* a, int64_t lda, const float* b, int64_t ldb, float* y, int64_t ldy, int cols, int row0,
+              int row1);
+  void (*act[kActKinds])(const float* x, int64_t ldx, float* y, int64_t ldy, int cols, int row0, int row1);
+  void (*act_mul[kActKinds])(const float* gate, int64_t ldg, const float* up, int64_t ldu, float* y, int64_t ldy,
+                             int cols, int row0, int row1);
+  // x[row] * factors[row * ldf]: one number per row, or where ldf is 0 for all
+  void (*scale)(const float* x, int64_t ldx, const float* factors, int64_t ldf, float* y, int64_t ldy, int cols,
+                int row0, int row1);
+  void (*softcap)(const float* x, int64_t ldx, float cap, float* y, int64_t ldy, int cols, int row0, int row1);
+  void (*clamp)(const float* x, int64_t ldx, float low, float high, float* y, int64_t ldy, int cols, int row0,
+                int row1);
   void (*embed[kFormats])(const Weight& w, const int32_t* ids, float* y, int64_t ldy, int row0, int row1);
   void (*rope)(const RopeArgs&, int row0, int row1, int head0, int head1);
   void (*kv_write[kKvTypes])(const KvWriteArgs&, int row0, int row1, int head0, int head1);

@@ -256,6 +256,15 @@ NB_MODULE(_native, m) {
       .def_rw("out", &Node::out)
       .def_rw("weights", &Node::weights)
       .def_rw("vector", &Node::vector)
+      .def_rw("bias", &Node::bias)
+      .def_rw("centred", &Node::centred)
+      .def_prop_rw(
+          "act", [](const Node& n) { return static_cast<int>(n.act); },
+          [](Node& n, const std::string& kind) { n.act = act_kind_of(kind); })
+      .def_rw("low", &Node::low)
+      .def_rw("high", &Node::high)
+      .def_rw("positions", &Node::positions)
+      .def_rw("offset", &Node::offset)
       .def_rw("eps", &Node::eps)
       .def_rw("scale", &Node::scale)
       .def_rw("heads", &Node::heads)

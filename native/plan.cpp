@@ -11,9 +11,15 @@ namespace octavo {
 namespace {
 
 constexpr const char* kNames[kOps] = {
-    "embed",       "rms_norm",    "round",         "norm_round", "linear",  "linear_add", "linear_act_mul_round",
-    "rope",        "kv_write",    "rope_kv_write", "attention",  "act_mul", "add",        "gather_rows",
+    "embed",       "rms_norm",    "layer_norm",    "round",
+    "norm_round",  "linear",      "linear_add",    "linear_act_mul_round",
+    "rope",        "kv_write",    "rope_kv_write", "attention",
+    "act",         "act_mul",     "scale",         "softcap",
+    "clamp",       "mul",         "add",           "gather_rows",
     "gather_cols", "lora_shrink", "lora_expand",   "sample",
+};
+constexpr const char* kActNames[kActKinds] = {
+    "silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "sigmoid", "tanh", "swiglu_oai",
 };
 constexpr int kMaxHeadDim = 256;  // attention keeps one head of a row tile in a fixed buffer
 constexpr float kLog2e = 1.44269504f;
@@ -38,6 +44,12 @@ Op op_of(const std::string& name) {
   for (int i = 0; i < kOps; i++)
     if (name == kNames[i]) return static_cast<Op>(i);
   throw std::invalid_argument("operation '" + name + "' is unknown to the native backend");
+}
+
+ActKind act_kind_of(const std::string& name) {
+  for (int i = 0; i < kActKinds; i++)
+    if (name == kActNames[i]) return static_cast<ActKind>(i);
+  throw std::invalid_argument("activation '" + name + "' is unknown to the native backend");
 }
 
 KvLayer GroupSpec::layer(int index) const {
@@ -65,6 +77,7 @@ class NodeCheck {
     switch (node_.op) {
       case Op::Embed: return embed();
       case Op::RmsNorm:
+      case Op::LayerNorm:
       case Op::NormRound: return norm();
       case Op::Round: return round();
       case Op::Linear:
@@ -74,6 +87,11 @@ class NodeCheck {
       case Op::KvWrite:
       case Op::RopeKvWrite: return rope_kv();
       case Op::Attention: return attention();
+      case Op::Act:
+      case Op::Scale:
+      case Op::Softcap:
+      case Op::Clamp: return map();
+      case Op::Mul: return mul();
       case Op::ActMul:
       case Op::Add: return elementwise();
       case Op::GatherRows: return gather();
@@ -113,8 +131,9 @@ class NodeCheck {
     need(index >= 0 && index < static_cast<int>(spec_.weights.size()), "weight is missing");
     return spec_.weights[static_cast<size_t>(index)];
   }
-  void vector(int cols) const {
-    const WeightSpec& w = weight(node_.vector);
+  void vector(int cols) const { vector(node_.vector, cols); }
+  void vector(int index, int cols) const {
+    const WeightSpec& w = weight(index);
     need(w.n == 1 && w.k == cols && w.format == Format::F32,
          w.name + " must be a float32 vector of " + std::to_string(cols));
   }
@@ -122,16 +141,27 @@ class NodeCheck {
   void embed() const {
     need(node_.weights.size() == 1, "takes one table");
     const WeightSpec& w = weight(node_.weights[0]);
-    need(w.n == spec_.limits.vocab, w.name + " has not the vocabulary's rows");
+    need(node_.offset >= 0, "offset is negative");
+    if (node_.positions)
+      need(w.n - node_.offset >= spec_.limits.max_model_len, w.name + " has not a row for every position");
+    else need(w.n == spec_.limits.vocab && node_.offset == 0, w.name + " has not the vocabulary's rows");
     need(!f32(node_.out, "output", w.k).logit_rows && node_.out.start == 0, "output must have a row per token");
   }
   void norm() const {
     const ValueSpec &x = f32(node_.a, "input", node_.a.cols), &y = value(node_.out, "output");
+    const int cols = node_.a.cols, dim = node_.head_dim;
     same_rows(x, y);
-    need(node_.out.cols == node_.a.cols, "output and input differ in columns");
+    need(node_.out.cols == cols, "output and input differ in columns");
     need((node_.op == Op::NormRound) == (y.act != Act::F32), "output has the wrong type");
+    need(node_.op == Op::NormRound || node_.centred == (node_.op == Op::LayerNorm), "is of the other kind");
     need(node_.eps > 0, "eps must be positive");
-    vector(node_.a.cols);
+    need(dim > 0 && cols % dim == 0, "columns are no multiple of the head size");
+    need(node_.op != Op::NormRound || dim == cols, "rounds whole rows");
+    if (node_.vector >= 0) vector(weight(node_.vector).k == dim ? dim : cols);
+    if (node_.bias >= 0) {
+      need(node_.vector >= 0, "has a bias without a weight");
+      vector(node_.bias, weight(node_.vector).k);
+    }
   }
   void round() const {
     const ValueSpec& y = value(node_.out, "output");
@@ -201,6 +231,19 @@ class NodeCheck {
     need(node_.window >= 0 && node_.softcap >= 0, "window and softcap must not be negative");
     need(node_.slopes.empty() || node_.slopes.size() == static_cast<size_t>(node_.heads), "a slope per head is needed");
     if (node_.vector >= 0) vector(node_.heads);
+  }
+  void map() const {
+    same_rows(f32(node_.a, "input", node_.out.cols), f32(node_.out, "output", node_.out.cols));
+    need(node_.op != Op::Act || kernels_.act[static_cast<int>(node_.act)], "there is no such activation of one input");
+    need(node_.op != Op::Softcap || node_.softcap > 0, "softcap must be positive");
+    need(node_.op != Op::Clamp || node_.low <= node_.high, "low is above high");
+  }
+  void mul() const {
+    const int cols = node_.out.cols;
+    const ValueSpec& y = f32(node_.out, "output", cols);
+    same_rows(f32(node_.a, "first input", cols), y);
+    if (node_.vector >= 0) return vector(cols);
+    same_rows(f32(node_.b, "second input", node_.b.cols == 1 ? 1 : cols), y);
   }
   void elementwise() const {
     const ValueSpec &a = f32(node_.a, "first input", node_.out.cols), &b = f32(node_.b, "second input", node_.out.cols);

@@ -19,6 +19,7 @@ constexpr int kPlans = 2;  // small (up to SMALL_T tokens) and full: the same no
 enum class Op : uint8_t {
   Embed,
   RmsNorm,
+  LayerNorm,
   Round,
   NormRound,
   Linear,
@@ -28,7 +29,12 @@ enum class Op : uint8_t {
   KvWrite,
   RopeKvWrite,
   Attention,
+  Act,
   ActMul,
+  Scale,
+  Softcap,
+  Clamp,
+  Mul,
   Add,
   GatherRows,
   GatherCols,
@@ -36,9 +42,10 @@ enum class Op : uint8_t {
   LoraExpand,
   Sample,
 };
-constexpr int kOps = 18;
+constexpr int kOps = 24;
 const char* op_name(Op op);
-Op op_of(const std::string& name);  // throws std::invalid_argument naming it
+Op op_of(const std::string& name);             // throws std::invalid_argument naming it
+ActKind act_kind_of(const std::string& name);  // as op_of
 
 // A matrix in the arena: rows T or R, `cols` columns of type act.
 struct ValueSpec {
@@ -97,16 +104,22 @@ struct Node {
   int layer = -1;            // for traces
   Operand a, b, c, out;      // q, k, v; gate, up; x, residual
   std::vector<int> weights;  // parts, side by side in the output; for LinearActMulRound gate and up
-  int vector = -1;           // norm weight, bias, sinks or order of columns: a weight of one row
+  int vector = -1;           // norm weight, bias of a linear, sinks, factors or order of columns: a weight of one row
+  int bias = -1;             // of a norm
   float eps = 0, scale = 0;
   int heads = 0, group = -1, group_layer = -1;
   int window = 0;  // AttnArgs
   bool causal = true;
-  float softcap = 0;          // in natural units, as are
-  std::vector<float> slopes;  // per head, or none
-  int rope = -1, head_dim = 0;
-  std::vector<int> targets;  // of LoRA, side by side
+  float softcap = 0;            // in natural units, as are
+  std::vector<float> slopes;    // per head, or none
+  int rope = -1, head_dim = 0;  // columns of a norm
+  std::vector<int> targets;     // of LoRA, side by side
   bool neox = true;
+  bool centred = false;  // the norm is layer_norm
+  ActKind act = ActKind::Silu;
+  float low = 0, high = 0;  // of a clamp
+  bool positions = false;   // what an embedding takes rows of: positions, or token ids, + offset
+  int offset = 0;
   bool barrier[kPlans] = {true, true};
 };
 
@@ -177,7 +190,8 @@ class Program {
 
   Activation activation(const Operand& x, int plan, int rows) const;
   float* f32(const Operand& x, int plan) const;
-  const float* vector_of(const Node& node) const;
+  const float* vector_of(int weight) const;  // null: -1
+  NormArgs norm_args(const Node& node, int plan) const;
   int64_t ld(const Operand& x) const { return spec_.values[static_cast<size_t>(x.value)].cols; }
   int rows_of(const Operand& x, const Step& step) const;
 

@@ -1,67 +1,68 @@
-// Passes over rows of float32: norm, norm and rounding, addition, gated activation.
+// Norms of rows, or of the heads of rows, in float32; and with rounding.
 namespace octavo::VEC_NS {
 
-// 1 / sqrt(mean(x^2) + eps)
-VEC_INLINE float rms_factor(const float* x, int cols, float eps) {
+// What a norm has learned of its columns: y = (x - mean) * factor.
+struct Moments {
+  f32x16 mean, factor;
+};
+
+// The sum over columns of f(16 of them); f gives 0 where there are none.
+template <class F> VEC_INLINE float sum_columns(int cols, F f) {
   f32x16 even_sum = zero(), odd_sum = zero();
   int i = 0;
   for (; i + 32 <= cols; i += 32) {
-    f32x16 a = load(x + i), b = load(x + i + 16);
-    even_sum = fma(a, a, even_sum);
-    odd_sum = fma(b, b, odd_sum);
+    even_sum = f(i, even_sum);
+    odd_sum = f(i + 16, odd_sum);
   }
-  for (; i < cols; i += 16) {
-    f32x16 a = load_n(x + i, cols - i < 16 ? cols - i : 16);
-    even_sum = fma(a, a, even_sum);
-  }
-  return 1.f / __builtin_sqrtf(reduce_add(even_sum + odd_sum) / (float)cols + eps);
+  for (; i < cols; i += 16) even_sum = f(i, even_sum);
+  return reduce_add(even_sum + odd_sum);
 }
 
-static void rms_norm(const float* x, int64_t ldx, const float* w, float eps, int cols, float* y, int64_t ldy, int row0,
-                     int row1) {
-  for (int r = row0; r < row1; r++) {
-    const float* in = x + r * ldx;
-    float* out = y + r * ldy;
-    const f32x16 factor = set1(rms_factor(in, cols, eps));
-    int i = 0;
-    for (; i + 16 <= cols; i += 16) store(out + i, load(in + i) * factor * load(w + i));
-    if (i < cols) store_n(out + i, load_n(in + i, cols - i) * factor * load_n(w + i, cols - i), cols - i);
-  }
+// The first lanes of v, as many as there are columns from i on
+VEC_INLINE f32x16 present(f32x16 v, int i, int cols) {
+  return i + 16 <= cols ? v : select(less(iota(), set1_i32(cols - i)), v, zero());
 }
 
-static void norm_round(const float* x, int64_t ldx, const float* w, float eps, int cols, const Activation& y, int row0,
-                       int row1, int g0, int g1) {
-  for (int r = row0; r < row1; r++) {
-    const float* in = x + r * ldx;
-    const f32x16 factor = set1(rms_factor(in, cols, eps));
-    for (int g = g0; g < g1; g++) {
-      const int i = g * 32, j = i + 16;
-      f32x16 a = load_cols(in, i, cols) * factor * load_cols(w, i, cols);
-      f32x16 b = load_cols(in, j, cols) * factor * load_cols(w, j, cols);
-      put32(y, r, g, a, b);
+VEC_INLINE Moments moments(const NormArgs& a, const float* x) {
+  const int cols = a.cols;
+  f32x16 mean = zero();
+  if (a.centred)
+    mean = set1(sum_columns(cols, [=](int i, f32x16 sum) { return sum + load_cols(x, i, cols); }) / (float)cols);
+  const float squares = sum_columns(cols, [=](int i, f32x16 sum) {
+    f32x16 v = load_cols(x, i, cols);
+    if (a.centred) v = present(v - mean, i, cols);
+    return fma(v, v, sum);
+  });
+  return {mean, set1(1.f / __builtin_sqrtf(squares / (float)cols + a.eps))};
+}
+
+// 16 columns from i on of a head: w and b are its vectors, or null.
+VEC_INLINE f32x16 normed(const NormArgs& a, const Moments& m, const float* x, const float* w, const float* b, int i) {
+  f32x16 v = load_cols(x, i, a.cols);
+  v = a.centred ? present((v - m.mean) * m.factor, i, a.cols) : v * m.factor;
+  if (w) v = v * load_cols(w, i, a.cols);
+  if (b) v = v + load_cols(b, i, a.cols);
+  return v;
+}
+
+static void norm(const NormArgs& a, float* y, int64_t ldy, int row0, int row1) {
+  for (int r = row0; r < row1; r++)
+    for (int h = 0; h < a.heads; h++) {
+      const float* x = a.x + r * a.ldx + h * a.cols;
+      const float *w = a.w ? a.w + h * a.step : nullptr, *b = a.b ? a.b + h * a.step : nullptr;
+      float* out = y + r * ldy + h * a.cols;
+      const Moments m = moments(a, x);
+      for (int i = 0; i < a.cols; i += 16)
+        store_n(out + i, normed(a, m, x, w, b, i), a.cols - i < 16 ? a.cols - i : 16);
     }
-  }
 }
 
-static void add_rows(const float* a, int64_t lda, const float* b, int64_t ldb, float* y, int64_t ldy, int cols,
-                     int row0, int row1) {
+static void norm_round(const NormArgs& a, const Activation& y, int row0, int row1, int g0, int g1) {
   for (int r = row0; r < row1; r++) {
-    const float *pa = a + r * lda, *pb = b + r * ldb;
-    float* out = y + r * ldy;
-    int i = 0;
-    for (; i + 16 <= cols; i += 16) store(out + i, load(pa + i) + load(pb + i));
-    if (i < cols) store_n(out + i, load_n(pa + i, cols - i) + load_n(pb + i, cols - i), cols - i);
-  }
-}
-
-static void silu_mul(const float* gate, int64_t ldg, const float* up, int64_t ldu, float* y, int64_t ldy, int cols,
-                     int row0, int row1) {
-  for (int r = row0; r < row1; r++) {
-    const float *pg = gate + r * ldg, *pu = up + r * ldu;
-    float* out = y + r * ldy;
-    int i = 0;
-    for (; i + 16 <= cols; i += 16) store(out + i, silu(load(pg + i)) * load(pu + i));
-    if (i < cols) store_n(out + i, silu(load_n(pg + i, cols - i)) * load_n(pu + i, cols - i), cols - i);
+    const float* x = a.x + r * a.ldx;
+    const Moments m = moments(a, x);
+    for (int g = g0; g < g1; g++)
+      put32(y, r, g, normed(a, m, x, a.w, a.b, g * 32), normed(a, m, x, a.w, a.b, g * 32 + 16));
   }
 }
 

@@ -53,6 +53,13 @@ class Node:
     out: Operand
     weights: list[int]
     vector: int
+    bias: int
+    centred: bool
+    act: str
+    low: float
+    high: float
+    positions: bool
+    offset: int
     eps: float
     scale: float
     heads: int

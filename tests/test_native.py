@@ -26,7 +26,15 @@ KERNELS = {
     + [f"round {a}" for a in ACTIVATIONS]
     + [f"embed {f}" for f in FORMATS],
     "test_attention": ["attention bf16", "attention f32", "attention i8", "attention_merge"],
-    "test_rows": ["rms_norm", "norm_round", "add", "silu_mul", "rope", "kv_write bf16", "kv_write f32", "kv_write i8"],
+    "test_rows": [
+        "rms_norm layer_norm norm_round",
+        "act act_mul",
+        "add mul scale softcap clamp",
+        "rope",
+        "kv_write bf16",
+        "kv_write f32",
+        "kv_write i8",
+    ],
     "test_plan": ["same bits", "refusals"],
     "test_sampler": ["logit_max", "sum_exp", "collect", "count_before", "gumbel_argmax", "truncation", "sample_row"],
 }

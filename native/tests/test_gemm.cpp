@@ -262,7 +262,7 @@ struct Case {
     std::vector<float> gate_y((size_t)rows * n), up_y((size_t)rows * n), product((size_t)rows * n);
     gemm()(store_args(w, a.view, gate_y.data(), n), 0, tasks);
     gemm()(store_args(up.w, a.view, up_y.data(), n), 0, tasks);
-    kernels.silu_mul(gate_y.data(), n, up_y.data(), n, product.data(), n, n, 0, rows);
+    kernels.act_mul[int(ActKind::Silu)](gate_y.data(), n, up_y.data(), n, product.data(), n, n, 0, rows);
     for (Act out : {Act::F32, Act::BF16, Act::A8}) {
       OwnActivation separate(out, rows, n), fused(out, rows, n);
       round_all(kernels, product.data(), n, separate);

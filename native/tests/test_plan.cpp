@@ -104,6 +104,7 @@ class Builder {
     node.out = y;
     node.vector = static_cast<int>(spec.weights.size()) - 1;
     node.eps = 1e-5f;
+    node.head_dim = kHidden;
   }
   void linear(Op op, Operand x, std::vector<int> weights, Operand y, int layer) {
     Node& node = add(op, layer);

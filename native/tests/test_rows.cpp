@@ -1,4 +1,4 @@
-// Norm, rounding norm, addition, gated activation, rope and the KV write against float64, with guards around every output.
+// Norms, rounding norms, activations, elementwise passes, rope and the KV write against float64, with guards around every output.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -22,64 +22,183 @@ void fill(Guarded<float>& x, Random& random) {
 
 bool same_bits(const float* a, const float* b, size_t n) { return !memcmp(a, b, n * sizeof(float)); }
 
-void test_norm(const Kernels& k) {
+// Norms of `heads` spans of `cols` columns: weights and biases none, shared by the heads, or of each.
+void test_norm(const Kernels& k, bool centred, int cols, int heads, int vectors, bool per_head) {
   Random random(1);
-  for (int cols : {1, 7, 16, 31, 33, 64, 576, 4099}) {
-    const int64_t ldx = cols + 3, ldy = cols + 1;
-    Guarded<float> x(kRows * ldx), w(cols), y(kRows * ldy);
-    fill(x, random), fill(w, random);
-    const float eps = 1e-5f;
-    k.rms_norm(x.data(), ldx, w.data(), eps, cols, y.data(), ldy, 1, kRows);
-    for (int r = 0; r < kRows; r++) {
-      double sum = 0;
-      for (int c = 0; c < cols; c++) sum += double(x[r * ldx + c]) * x[r * ldx + c];
-      for (int c = 0; c < cols && r > 0; c++) {
-        const double wanted = x[r * ldx + c] / std::sqrt(sum / cols + eps) * w[c];
-        CHECK(std::abs(y[r * ldy + c] - wanted) <= (4 * std::sqrt(cols) + 6) * kUnit * std::abs(wanted));
+  const int64_t width = int64_t{cols} * heads, ldx = width + 3, ldy = width + 1;
+  Guarded<float> x(kRows * ldx), w(per_head ? width : cols), b(w.size()), y(kRows * ldy);
+  fill(x, random), fill(w, random), fill(b, random);
+  for (size_t i = 0; i < x.size(); i++) x[i] += 3;
+  const NormArgs a{x.data(),
+                   ldx,
+                   vectors > 0 ? w.data() : nullptr,
+                   vectors > 1 ? b.data() : nullptr,
+                   1e-5f,
+                   cols,
+                   heads,
+                   per_head ? cols : 0,
+                   centred};
+  k.norm(a, y.data(), ldy, 1, kRows);
+  bool good = y.intact();
+  for (int r = 0; r < kRows; r++) {
+    for (int h = 0; h < heads && r > 0; h++) {
+      const float* in = &x[r * ldx + h * cols];
+      double mean = 0, squares = 0, norm = 0;
+      for (int c = 0; c < cols; c++) mean += centred ? double(in[c]) / cols : 0;
+      for (int c = 0; c < cols; c++) squares += (in[c] - mean) * (in[c] - mean), norm += double(in[c]) * in[c];
+      const double factor = 1 / std::sqrt(squares / cols + a.eps);
+      for (int c = 0; c < cols; c++) {
+        const double weight = a.w ? a.w[h * a.step + c] : 1, bias = a.b ? a.b[h * a.step + c] : 0;
+        const double scaled = (in[c] - mean) * factor * weight;
+        // The mean is off by 2 sqrt(n) u |x| / n, the sum of squares by 4 sqrt(n) u of itself.
+        const double moved =
+            centred ? 4 * kUnit * (std::sqrt(norm / cols) + std::abs(mean)) * factor * std::abs(weight) : 0;
+        const double tolerance = (4 * std::sqrt(cols) + 8) * kUnit * (std::abs(scaled) + std::abs(bias)) + moved;
+        good &= std::abs(y[r * ldy + h * cols + c] - (scaled + bias)) <= tolerance;
       }
-      CHECK(std::isnan(y[r * ldy + cols]) && (r > 0 || std::isnan(y[0])));  // not touched
     }
-    CHECK(y.intact());
-    for (Act act : {Act::A8, Act::BF16, Act::F32}) {
-      OwnActivation rounded(act, kRows, cols), expected(act, kRows, cols);
-      const int groups = rounded.view.k_pad / 32, part = groups / 2;
-      k.norm_round(x.data(), ldx, w.data(), eps, cols, rounded.view, 0, kRows, part, groups);
-      k.norm_round(x.data(), ldx, w.data(), eps, cols, rounded.view, 0, kRows, 0, part);
-      k.rms_norm(x.data(), ldx, w.data(), eps, cols, y.data(), ldy, 0, kRows);
-      k.round(y.data(), ldy, expected.view, 0, kRows, 0, groups);
-      check::expect(rounded.intact() && rounded.same_bits(expected), "norm_round %s to %s, %d columns", k.name,
-                    check::name_of(act), cols);
-    }
+    good &= std::isnan(y[r * ldy + width]) && (r > 0 || std::isnan(y[0]));  // not touched
   }
-  std::printf("rms_norm norm_round\n");
+  check::expect(good, "norm %s centred %d, %d heads of %d, %d vectors", k.name, centred, heads, cols, vectors);
+  Guarded<float> in_place(kRows * ldx);
+  memcpy(in_place.data(), x.data(), x.size() * sizeof(float));
+  NormArgs same = a;
+  same.x = in_place.data();
+  k.norm(same, in_place.data(), ldx, 1, kRows);
+  for (int r = 1; r < kRows; r++) CHECK(same_bits(&in_place[r * ldx], &y[r * ldy], size_t(width)));
+  if (heads > 1) return;
+  for (Act act : {Act::A8, Act::BF16, Act::F32}) {
+    OwnActivation rounded(act, kRows, cols), expected(act, kRows, cols);
+    const int groups = rounded.view.k_pad / 32, part = groups / 2;
+    k.norm_round(a, rounded.view, 0, kRows, part, groups);
+    k.norm_round(a, rounded.view, 0, kRows, 0, part);
+    k.norm(a, y.data(), ldy, 0, kRows);
+    k.round(y.data(), ldy, expected.view, 0, kRows, 0, groups);
+    check::expect(rounded.intact() && rounded.same_bits(expected), "norm_round %s to %s, centred %d, %d columns",
+                  k.name, check::name_of(act), centred, cols);
+  }
+}
+
+void test_norms(const Kernels& k) {
+  for (bool centred : {false, true}) {
+    for (int cols : {1, 7, 16, 31, 33, 64, 576, 4099})
+      for (int vectors : {0, 1, 2})
+        if (centred || vectors < 2) test_norm(k, centred, cols, 1, vectors, false);
+    for (int cols : {6, 16, 80, 128})
+      for (bool per_head : {false, true}) test_norm(k, centred, cols, 3, centred ? 2 : 1, per_head);
+  }
+  std::printf("rms_norm layer_norm norm_round\n");
+}
+
+double logistic(double x) { return 1 / (1 + std::exp(-x)); }
+
+double meaning(ActKind kind, double x) {
+  switch (kind) {
+    case ActKind::Silu: return x * logistic(x);
+    case ActKind::Gelu: return x / 2 * std::erfc(-x / std::sqrt(2.0));
+    case ActKind::GeluTanh: return x * logistic(2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
+    case ActKind::SwigluOai:
+    case ActKind::GeluQuick: return x * logistic(1.702 * x);
+    case ActKind::Relu: return std::max(x, 0.0);
+    case ActKind::Relu2: return std::max(x, 0.0) * std::max(x, 0.0);
+    case ActKind::Sigmoid: return logistic(x);
+    case ActKind::Tanh: return std::tanh(x);
+  }
+  return NAN;
+}
+
+// exp2: 4 units; what surrounds it 6; its argument is off by 2 units of itself for negative x, where it is not damped.
+double act_error(ActKind kind, double x) {
+  const double m = std::abs(std::min(x, 0.0));
+  const double argument = kind == ActKind::Gelu        ? m * m
+                          : kind == ActKind::GeluTanh  ? 2 * m + m * m * m / 5
+                          : kind == ActKind::GeluQuick ? 2 * m
+                          : kind == ActKind::SwigluOai ? 2 * m
+                                                       : m;
+  return (14 + 3 * argument) * kUnit;
+}
+
+void test_acts(const Kernels& k) {
+  Random random(2);
+  for (int kind = 0; kind < kActKinds; kind++)
+    for (int cols : {1, 7, 16, 31, 33, 4099}) {
+      const ActKind act = ActKind(kind);
+      const bool alone = act != ActKind::SwigluOai;
+      const int64_t ld = cols + 5;
+      Guarded<float> a(kRows * ld), b(kRows * ld), y(kRows * ld), product(kRows * ld);
+      fill(a, random), fill(b, random);
+      if (cols == 4099) {
+        const float odd[] = {200, -200, 1e18f, -1e18f, 0, -88, 14, -14, 13.3f, -5.5f, 7, -7, INFINITY, NAN};
+        memcpy(a.data(), odd, sizeof odd);
+        for (int i = 0; i < 2000; i++) a[ld + i] = (float(i) - 1000) / 64;
+      }
+      CHECK((k.act[kind] != nullptr) == alone);
+      if (alone) k.act[kind](a.data(), ld, y.data(), ld, cols, 0, kRows - 1);
+      k.act_mul[kind](a.data(), ld, b.data(), ld, product.data(), ld, cols, 0, kRows - 1);
+      bool good = y.intact() && product.intact();
+      for (int r = 0; r < kRows - 1; r++) {
+        for (int c = 0; c < cols; c++) {
+          const int64_t i = r * ld + c;
+          const double g = alone ? a[i] : std::isnan(a[i]) ? NAN : std::min(a[i], 7.f);
+          const double u = alone ? b[i] : double(std::min(std::max(b[i], -7.f), 7.f)) + 1;
+          const double wanted = meaning(act, g), relative = act_error(act, g);
+          const double floor = 0x1p-118 * (1 + std::abs(double(a[i])));  // where exp2 ends
+          auto near = [&](float got, double want, double most) {
+            return std::isnan(want) ? std::isnan(got)
+                                    : got == want || std::abs(got - want) <= relative * std::abs(want) + most;
+          };
+          if (alone) good &= near(y[i], wanted, floor);
+          good &= near(product[i], wanted * u, (floor + 2 * kUnit * std::abs(wanted)) * (std::abs(u) + 1));
+        }
+        good &= std::isnan(product[r * ld + cols]) && std::isnan(y[r * ld + cols]);
+      }
+      good &= std::isnan(product[(kRows - 1) * ld]);
+      check::expect(good, "activation %d %s, %d columns", kind, k.name, cols);
+      if (!alone) continue;
+      k.act[kind](a.data(), ld, a.data(), ld, cols, 0, kRows - 1);  // in place
+      for (int r = 0; r < kRows - 1; r++) CHECK(same_bits(&a[r * ld], &y[r * ld], size_t(cols)));
+    }
+  std::printf("act act_mul\n");
 }
 
 void test_elementwise(const Kernels& k) {
   Random random(2);
   for (int cols : {1, 7, 16, 31, 33, 4099}) {
     const int64_t ld = cols + 5;
-    Guarded<float> a(kRows * ld), b(kRows * ld), sum(kRows * ld), product(kRows * ld);
+    const size_t size = size_t(kRows * ld);
+    Guarded<float> a(size), b(size), sum(size), product(size), weighted(size), scaled(size), capped(size),
+        clamped(size);
     fill(a, random), fill(b, random);
-    if (cols == 4099) a[0] = 200, a[1] = -200, a[2] = 1e30f, a[3] = -1e30f, a[4] = 0, a[5] = -88;
+    a[ld] = NAN;
+    const float cap = 1.5f;
     k.add(a.data(), ld, b.data(), ld, sum.data(), ld, cols, 0, kRows - 1);
-    k.silu_mul(a.data(), ld, b.data(), ld, product.data(), ld, cols, 0, kRows - 1);
+    k.mul(a.data(), ld, b.data(), ld, product.data(), ld, cols, 0, kRows - 1);
+    k.mul(a.data(), ld, b.data(), 0, weighted.data(), ld, cols, 0, kRows - 1);
+    k.scale(a.data(), ld, b.data(), ld, scaled.data(), ld, cols, 0, kRows - 1);
+    k.softcap(a.data(), ld, cap, capped.data(), ld, cols, 0, kRows - 1);
+    k.clamp(a.data(), ld, -1, 0.5f, clamped.data(), ld, cols, 0, kRows - 1);
     for (int r = 0; r < kRows - 1; r++) {
       for (int c = 0; c < cols; c++) {
         const int64_t i = r * ld + c;
-        const double silu = a[i] / (1 + std::exp(-double(a[i])));
-        // exp2: 4 units and its argument's rounding; sum, quotient and product 3. Below e^-87 exp2 has ended: absolute.
-        const double relative = (8 + 2 * std::abs(std::min(a[i], 0.f))) * kUnit;
-        CHECK(sum[i] == a[i] + b[i]);
-        CHECK(std::abs(product[i] - silu * b[i]) <=
-              relative * std::abs(silu * b[i]) + (a[i] < -86 ? 0x1p-120 * std::abs(double(a[i]) * b[i]) : 0));
+        if (std::isnan(a[i])) {
+          for (Guarded<float>* y : {&sum, &product, &weighted, &scaled, &capped, &clamped}) CHECK(std::isnan((*y)[i]));
+          continue;
+        }
+        CHECK(sum[i] == a[i] + b[i] && product[i] == a[i] * b[i] && weighted[i] == a[i] * b[c]);
+        CHECK(scaled[i] == a[i] * b[r * ld] && clamped[i] == std::min(std::max(a[i], -1.f), 0.5f));
+        const double wanted = cap * std::tanh(double(a[i]) / cap);
+        CHECK(std::abs(capped[i] - wanted) <= 8 * kUnit * std::abs(wanted));
       }
-      CHECK(std::isnan(sum[r * ld + cols]) && std::isnan(product[r * ld + cols]));
+      for (Guarded<float>* y : {&sum, &product, &weighted, &scaled, &capped, &clamped})
+        CHECK(std::isnan((*y)[r * ld + cols]));
     }
-    CHECK(std::isnan(sum[(kRows - 1) * ld]) && sum.intact() && product.intact());
-    k.add(a.data(), ld, b.data(), ld, a.data(), ld, cols, 0, kRows);  // in place
-    CHECK(same_bits(a.data(), sum.data(), size_t(cols)));
+    for (Guarded<float>* y : {&sum, &product, &weighted, &scaled, &capped, &clamped})
+      CHECK(std::isnan((*y)[(kRows - 1) * ld]) && y->intact());
+    k.add(a.data(), ld, b.data(), ld, b.data(), ld, cols, 2, kRows - 1);  // in place
+    k.softcap(a.data(), ld, cap, a.data(), ld, cols, 2, kRows - 1);
+    CHECK(same_bits(&b[2 * ld], &sum[2 * ld], size_t(cols)) && same_bits(&a[2 * ld], &capped[2 * ld], size_t(cols)));
   }
-  std::printf("add silu_mul\n");
+  std::printf("add mul scale softcap clamp\n");
 }
 
 void test_rope(const Kernels& k) {
@@ -243,7 +362,8 @@ void test_kv_write_i8(const Kernels& k) {
 int main(int argc, char** argv) {
   for (const Kernels* kernels : check::levels(argc, argv)) {
     std::printf("level %s\n", kernels->name);
-    test_norm(*kernels);
+    test_norms(*kernels);
+    test_acts(*kernels);
     test_elementwise(*kernels);
     test_rope(*kernels);
     test_kv_write(*kernels, KvType::BF16);

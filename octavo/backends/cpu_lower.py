@@ -43,8 +43,6 @@ def lower(
     for index, node in enumerate(graph.nodes):
         native = _native.Node(_NATIVE_NAMES.get(node.op, node.op), node.layer)
         native.set_barriers(*(index in p.barriers for p in plans))
-        if type(node.attrs) not in _FILL:
-            raise GraphError(f"{node!r}: the native backend has no such operation")
         _FILL[type(node.attrs)](low, native, node, node.attrs)
         spec.add_node(native)
     return Lowered(spec, low.values, [(node.op, node.layer) for node in graph.nodes], low.targets)
@@ -121,23 +119,27 @@ class _Lowering:
 # ---- one function per operation: operands by the order written in graph.ops
 
 
-def _embed(low: _Lowering, native: _native.Node, node: Node, _: ops.Embed) -> None:
+def _embed(low: _Lowering, native: _native.Node, node: Node, a: ops.Embed) -> None:
     ids, weight = node.ins
     _need_input(node, ids)
-    if ids.name != "token_ids":
-        raise GraphError(f"{node!r}: the native backend embeds token_ids alone")
     if len(weight.parts) != 1:
         raise GraphError(f"{node!r}: an embedding of several parts is not supported")
     native.weights, native.out = low.matrices(weight), low.operand(node.outs[0])
+    native.positions, native.offset = ids.name == "positions", a.offset
 
 
-def _norm(low: _Lowering, native: _native.Node, node: Node, a: ops.RmsNorm | ops.NormRound) -> None:
-    norm = a.norm if isinstance(a, ops.NormRound) else a
-    if norm.head_dim is not None or len(node.ins) != 2 or not isinstance(norm, ops.RmsNorm):
-        raise GraphError(f"{node!r}: the native backend has only rms_norm of whole rows")
-    x, weight = node.ins
+def _norm(low: _Lowering, native: _native.Node, node: Node, a: ops.RmsNorm | ops.LayerNorm) -> None:
+    x, *vectors = node.ins
     native.a, native.out = low.operand(x), low.operand(node.outs[0])
-    native.vector, native.eps = low.vector(weight), norm.eps
+    native.eps, native.head_dim, native.centred = a.eps, a.head_dim or x.cols, isinstance(a, ops.LayerNorm)
+    if vectors:
+        native.vector = low.vector(vectors[0])
+    if len(vectors) > 1:
+        native.bias = low.vector(vectors[1])
+
+
+def _norm_round(low: _Lowering, native: _native.Node, node: Node, a: ops.NormRound) -> None:
+    _norm(low, native, node, a.norm)
 
 
 def _round(low: _Lowering, native: _native.Node, node: Node, _: ops.Round) -> None:
@@ -158,7 +160,7 @@ def _linear_add(low: _Lowering, native: _native.Node, node: Node, _: ops.LinearA
 
 
 def _linear_act_mul_round(low: _Lowering, native: _native.Node, node: Node, a: ops.LinearActMulRound) -> None:
-    _need_silu(node, a.act)
+    native.act = a.act
     x, weight = node.ins
     native.a, native.weights, native.out = low.operand(x), low.matrices(weight), low.operand(node.outs[0])
 
@@ -199,12 +201,45 @@ def _attention_round(low: _Lowering, native: _native.Node, node: Node, a: ops.At
 
 
 def _act_mul(low: _Lowering, native: _native.Node, node: Node, a: ops.ActMul) -> None:
-    _need_silu(node, a.act)
-    _add(low, native, node, ops.Add())
+    native.act = a.act
+    _two(low, native, node, a)
 
 
-def _add(low: _Lowering, native: _native.Node, node: Node, _: ops.Add) -> None:
+def _two(low: _Lowering, native: _native.Node, node: Node, _: ops.Attrs) -> None:
     native.a, native.b, native.out = low.operand(node.ins[0]), low.operand(node.ins[1]), low.operand(node.outs[0])
+
+
+def _mul(low: _Lowering, native: _native.Node, node: Node, _: ops.Mul) -> None:
+    a, b = node.ins
+    native.a, native.out = low.operand(a), low.operand(node.outs[0])
+    if b.kind is Kind.WEIGHT:
+        native.vector = low.vector(b)
+    else:
+        native.b = low.operand(b)
+
+
+def _act(low: _Lowering, native: _native.Node, node: Node, a: ops.Act) -> None:
+    native.act = a.act
+    _one(low, native, node)
+
+
+def _scale(low: _Lowering, native: _native.Node, node: Node, a: ops.Scale) -> None:
+    native.scale = a.factor
+    _one(low, native, node)
+
+
+def _softcap(low: _Lowering, native: _native.Node, node: Node, a: ops.Softcap) -> None:
+    native.softcap = a.cap
+    _one(low, native, node)
+
+
+def _clamp(low: _Lowering, native: _native.Node, node: Node, a: ops.Clamp) -> None:
+    native.low, native.high = a.low, a.high
+    _one(low, native, node)
+
+
+def _one(low: _Lowering, native: _native.Node, node: Node) -> None:
+    native.a, native.out = low.operand(node.ins[0]), low.operand(node.outs[0])
 
 
 def _gather_rows(low: _Lowering, native: _native.Node, node: Node, _: ops.GatherRows) -> None:
@@ -241,15 +276,11 @@ def _need_input(node: Node, v: Value) -> None:
         raise GraphError(f"{node!r}: %{v.name} must be an array of the batch")
 
 
-def _need_silu(node: Node, act: str) -> None:
-    if act != "silu":
-        raise GraphError(f"{node!r}: the native backend has no activation {act!r}")
-
-
 _FILL: dict[type[ops.Attrs], Callable[[_Lowering, _native.Node, Node, Any], None]] = {
     ops.Embed: _embed,
     ops.RmsNorm: _norm,
-    ops.NormRound: _norm,
+    ops.LayerNorm: _norm,
+    ops.NormRound: _norm_round,
     ops.Round: _round,
     ops.Linear: _linear,
     ops.LinearAdd: _linear_add,
@@ -260,7 +291,12 @@ _FILL: dict[type[ops.Attrs], Callable[[_Lowering, _native.Node, Node, Any], None
     ops.Attention: _attention,
     ops.AttentionRound: _attention_round,
     ops.ActMul: _act_mul,
-    ops.Add: _add,
+    ops.Act: _act,
+    ops.Scale: _scale,
+    ops.Softcap: _softcap,
+    ops.Clamp: _clamp,
+    ops.Mul: _mul,
+    ops.Add: _two,
     ops.GatherRows: _gather_rows,
     ops.LoraShrink: _lora_shrink,
     ops.LoraExpand: _lora_expand,

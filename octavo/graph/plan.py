@@ -1,7 +1,7 @@
 """plan: places every temp in the arena and puts barriers where one thread could touch bytes of another.
 
 Liveness of a value: half-open [index of the node that defines it, index after its last reader); outputs live to the
-end. Values that live together never share bytes, except that an out may overlay what is added to, which dies there.
+end. Values that live together never share bytes, except that an out may overlay an in which dies there (`overlays`).
 """
 
 from __future__ import annotations
@@ -95,19 +95,23 @@ def lifetimes(graph: Graph) -> dict[Value, tuple[int, int]]:
     return lives
 
 
-_ADDS_TO: dict[type[ops.Attrs], int] = {ops.LinearAdd: 2, ops.LoraExpand: 1}
+_MAPS = (ops.Act, ops.Scale, ops.Softcap, ops.Clamp)
+"""Element by element, out of one value of the same shape."""
+
+_WRITES_OVER: dict[type[ops.Attrs], int] = {ops.LinearAdd: 2, ops.LoraExpand: 1, **dict.fromkeys(_MAPS, 0)}
 """Which of its ins an operation may overlay by its out."""
 
 
 def overlays(graph: Graph) -> dict[Value, Value]:
-    """{out: in} where an operation may write over what it adds to, and nothing reads that later."""
+    """{out: in} where the out may take the place of an in that is read for the last time there."""
     lives = lifetimes(graph)
     found = {}
     for i, node in enumerate(graph.nodes):
-        if type(node.attrs) in _ADDS_TO:
-            residual, (y,) = node.ins[_ADDS_TO[type(node.attrs)]], node.outs
-            if residual.base is None and residual.kind is y.kind is Kind.TEMP and lives[residual][1] == i + 1:
-                found[y] = residual
+        if type(node.attrs) in _WRITES_OVER:
+            x, (y,) = node.ins[_WRITES_OVER[type(node.attrs)]], node.outs
+            alone = [v.root for v in node.ins].count(x) == 1
+            if x.base is None and x.kind is Kind.TEMP and alone and lives[x][1] == i + 1:
+                found[y] = x
     return found
 
 
@@ -133,9 +137,6 @@ class _Access(NamedTuple):
     write: bool
     split: str  # how the threads share it: equal tags over one span touch equal bytes; "" is any way at all
 
-
-_MAPS = (ops.Act, ops.Scale, ops.Softcap, ops.Clamp)
-"""Element by element, out of one value of the same shape: may lie on it."""
 
 _BY_ROWS = (ops.RmsNorm, ops.LayerNorm, ops.Add, ops.ActMul, ops.Mul, ops.GatherCols, *_MAPS)
 """Each thread takes the same rows of ins and outs: equal parts of n rows, by one rule for all of these."""

@@ -28,6 +28,10 @@ def verify(graph: Graph) -> Graph:
     for group in graph.groups:
         if group.window is not None and group.window < 1:
             raise GraphError(f"{graph.name}: KV group {group.name} has a window of {group.window} tokens")
+    plus: dict[str, float] = {}
+    for part in (part for value in graph.weights() for part in value.parts):
+        if plus.setdefault(part.name, part.plus) != part.plus:
+            raise GraphError(f"{graph.name}: {part.name} is used with and without an addend")
     defined: set[int] = set()
     written: set[int] = set()  # states
     for node in graph.nodes:
