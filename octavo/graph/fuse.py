@@ -105,6 +105,7 @@ def _linear_act_mul_round(linear: Node, uses: _Uses) -> _Match | None:
         not halves
         or not act
         or not isinstance(act.attrs, ops.ActMul)
+        or act.attrs.act != "silu"
         or [v.start for v in act.ins] != [0, parts[0].rows]
     ):
         return None

@@ -183,11 +183,11 @@ def _linear_add(graph: Graph, node: Node, _: Any) -> str | None:
     return _first([(shapes, "shapes disagree"), (w.kind is Kind.WEIGHT, "no weight"), _f32(residual, y)])
 
 
-def _linear_act_mul_round(graph: Graph, node: Node, _: Any) -> str | None:
+def _linear_act_mul_round(graph: Graph, node: Node, a: ops.LinearActMulRound) -> str | None:
     (x, w), (y,) = node.ins, node.outs
     shapes = x.cols == w.cols and x.rows == y.rows and Dim(2 * y.cols) == w.rows
     halves = len(w.parts) == 2 and w.parts[0].rows == w.parts[1].rows == y.cols and y.cols % 32 == 0
-    return _first([(shapes, "shapes disagree"), (halves, "the weight has not two equal halves of 32s"),
+    return _first([(shapes, "shapes disagree"), (halves, "the weight has not two equal halves of 32s"), (a.act == "silu", "unknown activation"),
                    (y.dtype in ROUNDED, "rounds to bf16 or a8")])  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 
 from octavo.graph.build import Builder
@@ -12,19 +11,32 @@ from octavo.graph.verify import GraphError, verify
 from octavo.models import (
     arcee,
     bert,
+    bloom,
     cohere,
     cohere2,
     ernie4_5,
     exaone4,
+    falcon,
+    gemma,
+    gemma2,
+    gemma3,
     glm,
     glm4,
+    gpt2,
+    gpt_bigcode,
+    gpt_neox,
+    gptj,
     granite,
     llama,
     mistral,
     mixtral,
     modernbert,
+    mpt,
+    nemotron,
     olmo,
     olmo2,
+    opt,
+    phi,
     phi3,
     qwen2,
     qwen3,
@@ -32,8 +44,9 @@ from octavo.models import (
     seed_oss,
     smollm3,
     stablelm,
+    starcoder2,
 )
-from octavo.models.config import count
+from octavo.models.config import count, usual_keys
 from octavo.weights.spec import ORDER, Checkpoint, CheckpointError, act_of, base_name, packed_format
 
 ARCHITECTURES = {
@@ -44,27 +57,42 @@ ARCHITECTURES = {
     },
     **{f"ModernBert{end}": modernbert.build for end in ("Model", "ForMaskedLM", "ForSequenceClassification")},
     "ArceeForCausalLM": arcee.build,
+    "BloomForCausalLM": bloom.build,
     "Cohere2ForCausalLM": cohere2.build,
     "CohereForCausalLM": cohere.build,
     "Ernie4_5ForCausalLM": ernie4_5.build,
     "Ernie4_5_ForCausalLM": ernie4_5.build,
     "Exaone4ForCausalLM": exaone4.build,
+    "FalconForCausalLM": falcon.build,
+    "GPT2LMHeadModel": gpt2.build,
+    "GPTBigCodeForCausalLM": gpt_bigcode.build,
+    "GPTJForCausalLM": gptj.build,
+    "GPTNeoXForCausalLM": gpt_neox.build,
+    "Gemma2ForCausalLM": gemma2.build,
+    "Gemma3ForCausalLM": gemma3.build,
+    "GemmaForCausalLM": gemma.build,
     "Glm4ForCausalLM": glm4.build,
     "GlmForCausalLM": glm.build,
     "GraniteForCausalLM": granite.build,
     "LlamaForCausalLM": llama.build,
+    "MPTForCausalLM": mpt.build,
     "MinistralForCausalLM": mistral.build,
     "MistralForCausalLM": mistral.build,
     "MixtralForCausalLM": mixtral.build,
+    "MptForCausalLM": mpt.build,
+    "NemotronForCausalLM": nemotron.build,
+    "OPTForCausalLM": opt.build,
     "Olmo2ForCausalLM": olmo2.build,
     "Olmo3ForCausalLM": olmo2.build,
     "OlmoForCausalLM": olmo.build,
     "Phi3ForCausalLM": phi3.build,
+    "PhiForCausalLM": phi.build,
     "Qwen2ForCausalLM": qwen2.build,
     "Qwen3ForCausalLM": qwen3.build,
     "SeedOssForCausalLM": seed_oss.build,
     "SmolLM3ForCausalLM": smollm3.build,
     "StableLmForCausalLM": stablelm.build,
+    "Starcoder2ForCausalLM": starcoder2.build,
 }
 """Name in config.json's `architectures` -> function that fills a Builder."""
 
@@ -80,7 +108,7 @@ def build_graph(
     Raises CheckpointError: unknown architecture, a config key that is missing or not served, a tensor that is missing,
     that nothing would read, or whose shape disagrees with the config.
     """
-    config = copy.copy(checkpoint.config)
+    config = usual_keys(checkpoint.config, checkpoint.path)
     config[rope.LENGTH] = max_model_len  # of the engine's, whatever the file says
     names = config.get("architectures") or ["(none given)"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -92,6 +120,8 @@ def build_graph(
         )
     try:
         source = _Source(checkpoint, activations)
+        if names[0] in _WITHOUT_POSITIONS and config.get("max_position_embeddings") is None:
+            config["max_position_embeddings"] = _WITHOUT_POSITIONS[names[0]]
         max_positions, bounded = rope.positions(config, checkpoint.path)
         builder = Builder(names[0], count(config, "vocab_size", checkpoint.path), max_positions, source, bounded)
         auto = DType.F32 if activations == "f32" else DType.BF16
@@ -105,10 +135,14 @@ def build_graph(
         raise CheckpointError(f"{checkpoint.path}: config has no {error}") from error
 
 
+_WITHOUT_POSITIONS = {"BloomForCausalLM": 2048, "FalconForCausalLM": 2048, "MPTForCausalLM": 2048}
+"""Where a config may say nothing of it: how many tokens these models were made for."""
+
+
 def _refuse_unread(graph: Graph, checkpoint: Checkpoint) -> None:
     """A layer more than the config counts, or a bias that it denies, would be left out of the model silently."""
     read = {base_name(part.name) for value in graph.weights() for part in value.parts}
-    own = ("model.", "lm_head.") if graph.causal else _OF_ENCODERS
+    own = tuple({name.split(".")[0] + "." for name in (*read, "model.", "lm_head.")}) if graph.causal else _OF_ENCODERS
     unread = [name for name in checkpoint.names() if name not in read and name.startswith(own)]
     unread = [name for name in unread if not name.endswith(_DERIVED)]
     if unread:
@@ -129,7 +163,10 @@ _OF_ENCODERS = (
 )
 """Beginnings of the names of their tensors; what guesses masked words (cls, lm_head, decoder) is not served."""
 
-_DERIVED = (".rotary_emb.inv_freq", "lm_head.weight", "embeddings.position_ids")
+_DERIVED = (
+    *(".rotary_emb.inv_freq", "lm_head.weight", "embeddings.position_ids"),
+    *(".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"),  # causal masks
+)
 """Ends of names of tensors that older checkpoints hold beside what they are made of: the config, tied embeddings."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -30,8 +31,23 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_experts": (0,),
     "quantization_config": (),
     "is_causal": (True,),
+    "use_bidirectional_attention": (False,),
+    "add_cross_attention": (False,),
+    "apply_residual_connection_post_layernorm": (False,),
+    "alibi": (False,),
 }
 """Keys that change results, with the values under which they do not; absent and null never do."""
+
+_SPELLINGS = {
+    "hidden_size": ("n_embd", "n_embed", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"),
+    "hidden_act": ("activation_function", "activation"),
+    "layer_norm_eps": ("layer_norm_epsilon", "norm_epsilon", "norm_eps"),
+}
+"""Usual key -> what older families call it."""
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -51,6 +67,21 @@ _ACTIVATIONS = {
 SMALLEST, LARGEST = 1.2e-38, 3.4e38  # normal float32
 
 
+def usual_keys(config: dict[str, Any], path: str) -> dict[str, Any]:
+    """A copy of the config with the usual key beside each other spelling. CheckpointError where the two differ."""
+    found = copy.copy(config)
+    for key, others in _SPELLINGS.items():
+        for other in others:
+            value = config.get(other)
+            if value is None:
+                continue
+            if found.get(key) is None:
+                found[key] = value
+            if found[key] != value:
+                raise CheckpointError(f"{path}: config has {key} = {found[key]!r:.100} and {other} = {value!r:.100}")
+    return found
+
+
 def refuse_unknown(config: dict[str, Any], path: str, served: Collection[str] = ()) -> None:
     """Raise CheckpointError where a key has a value that would change results and is neither served nor in `served`."""
     rope = [value for key in ("rope_scaling", "rope_parameters") if isinstance(value := config.get(key), dict)]
@@ -68,6 +99,14 @@ def count(config: Mapping[str, Any], key: str, path: str, default: int | None = 
     if type(value) is not int or not least <= value < 2**31:
         raise _bad(config, key, path, f"a whole number between {least} and {2**31 - 1}")
     return value
+
+
+def number(config: Mapping[str, Any], key: str, path: str, default: float | None = None) -> float:
+    """A number within float32; absent or null, the default. CheckpointError where it is anything else."""
+    value: Any = default if config.get(key) is None else config[key]
+    if type(value) not in (int, float) or not abs(value) <= LARGEST:
+        raise _bad(config, key, path, f"a number up to {LARGEST}")
+    return float(value)
 
 
 def positive(config: Mapping[str, Any], key: str, path: str, default: float | None = None) -> float:

@@ -9,7 +9,7 @@ from octavo.graph.build import Builder
 from octavo.graph.ir import DType, KvGroup, Value
 from octavo.models import rope
 from octavo.models.config import activation, count, flag, positive
-from octavo.weights.spec import CheckpointError
+from octavo.weights.spec import Checkpoint, CheckpointError
 
 
 class Shape(NamedTuple):
@@ -30,6 +30,8 @@ class Shape(NamedTuple):
     tied: bool
     rope: rope.Rotation
     scale: float  # of attention scores
+    softcap: float = 0.0  # of attention scores, as
+    slopes: tuple[float, ...] = ()  # of ALiBi, per head
 
 
 def read(config: dict[str, Any], path: str, eps: str = "rms_norm_eps", layer_type: str = "") -> Shape:
@@ -143,6 +145,18 @@ def qkv(b: Builder, c: Shape, p: str, h: Value) -> Value:
     return b.linear(h, {p + "q_proj": q_cols, p + "k_proj": kv_cols, p + "v_proj": kv_cols}, c.qkv_bias, "qkv")
 
 
+def joined_qkv(b: Builder, c: Shape, module: str, h: Value, per_head: bool) -> Value:
+    """qkv of one module: its rows are those of q, of k and of v, or per_head, of each kv head its q, its k and its v."""
+    # h[T, hidden] -> qkv[T, (heads + 2 kv_heads) D]
+    group, d = c.heads // c.kv_heads, c.head_dim
+    if not per_head or c.kv_heads == 1:
+        return b.linear(h, {module: (c.heads + 2 * c.kv_heads) * d}, c.qkv_bias, "qkv")
+    k, v, end = group * d, (group + 1) * d, (group + 2) * d
+    rows = {(0, k): c.heads * d, (k, v): c.kv_heads * d, (v, end): c.kv_heads * d}
+    modules = {f"{module}[{start}:{stop}%{end}]": n for (start, stop), n in rows.items()}
+    return b.linear(h, modules, c.qkv_bias, "qkv")
+
+
 def attend(
     b: Builder, c: Shape, p: str, group: int, qkv: Value, rotated: bool = True, norm: Norm | None = None
 ) -> Value:
@@ -152,13 +166,19 @@ def attend(
         q, k = norm(q, p + "q_norm"), norm(k, p + "k_norm")
     if rotated:
         q, k = (b.rope(x, c.head_dim, *c.rope, name=name) for x, name in ((q, "q"), (k, "k")))
-    return b.attention(q, k, v, group, c.scale)
+    return b.attention(q, k, v, group, c.scale, c.softcap, c.slopes)
 
 
 def mlp(b: Builder, c: Shape, p: str, h: Value) -> Value:
     # h[T, hidden] -> y[T, hidden]
     gate_up = b.linear(h, {p + "gate_proj": c.intermediate, p + "up_proj": c.intermediate}, c.mlp_bias, "gate_up")
     return b.linear(gated(b, c, gate_up), {p + "down_proj": c.hidden}, c.mlp_bias, "down")
+
+
+def plain_mlp(b: Builder, c: Shape, up: str, down: str, h: Value, transposed: bool = False) -> Value:
+    # h[T, hidden] -> y[T, hidden], without a gate
+    y = b.act(b.linear(h, {up: c.intermediate}, c.mlp_bias, "up", transposed), c.act)
+    return b.linear(y, {down: c.hidden}, c.mlp_bias, "down", transposed)
 
 
 def joined_mlp(b: Builder, c: Shape, p: str, h: Value) -> Value:
@@ -171,3 +191,28 @@ def gated(b: Builder, c: Shape, gate_up: Value) -> Value:
     # gate_up[T, 2 intermediate] -> y[T, intermediate]
     gate, up = b.split(gate_up, c.intermediate, c.intermediate)
     return b.act_mul(gate, up, c.act)
+
+
+def layer_norm(b: Builder, c: Shape, x: Value, module: str, plus: float = 0.0) -> Value:
+    # x[n, hidden] -> y[n, hidden], with weight and bias
+    return b.layer_norm(x, module + ".weight", module + ".bias", c.eps, plus=plus)
+
+
+def embed_positions(b: Builder, c: Shape, table: str, offset: int = 0) -> Value:
+    """Learned positions: rows of the table from `offset` on, as many as the model was made for. The last is its end."""
+    # -> x[T, hidden]
+    b.graph.bounded = True
+    return b.embed(b.matrix({table: b.graph.max_positions + offset}, c.hidden), "positions", offset)
+
+
+def prefix(checkpoint: Checkpoint, prefix: str, tensor: str) -> str:
+    """`prefix`, or nothing where the checkpoint holds the model without its head: `tensor` is one of its names."""
+    return prefix if prefix + tensor in checkpoint or tensor not in checkpoint else ""
+
+
+def alibi_slopes(heads: int, most: float = 8.0) -> tuple[float, ...]:
+    """Of ALiBi (Press et al. 2022): powers of 2^(-most/n), n a power of two; what is missing between those for 2n."""
+    n = 2 ** (heads.bit_length() - 1)
+    first = [2.0 ** (-most * (i + 1) / n) for i in range(n)]
+    between = [2.0 ** (-most * (2 * i + 1) / (2 * n)) for i in range(heads - n)]
+    return tuple(first + between)
