@@ -317,8 +317,9 @@ MODELS = [
     "gguf/tiny-llama-f16_bf16.gguf",
     "arch/llama",
     "arch/qwen2",
+    "arch/mpt",
 ]
-"""The formats, and biases behind a linear."""
+"""The formats, biases behind a linear, and ALiBi with layer norms."""
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -170,7 +170,14 @@ _FALCON = Family(
     _BLOOM,
     _BLOOM_TOP,
     "transformer.h.",
-    config={"qkv_order": "joined", "parallel_attn": True, "multi_query": True, "new_decoder_architecture": False},
+    switches={"attn_qkv.bias": "bias"},
+    config={
+        "hidden_act": "gelu",
+        "qkv_order": "joined",
+        "parallel_attn": True,
+        "multi_query": True,
+        "new_decoder_architecture": False,
+    },
     renamed={"num_key_value_heads": "num_kv_heads", "layer_norm_eps": "layer_norm_epsilon"},
 )
 
@@ -181,7 +188,7 @@ FAMILIES: dict[str, Family] = {
         _BLOOM,
         _BLOOM_TOP,
         "transformer.h.",
-        config={"qkv_order": "joined"},
+        config={"qkv_order": "joined", "hidden_act": "gelu_new"},
         renamed={
             "num_attention_heads": "n_head",
             "num_hidden_layers": "n_layer",
@@ -231,7 +238,7 @@ FAMILIES: dict[str, Family] = {
         _GPT2,
         _GPT2_TOP,
         "transformer.h.",
-        config={"transposed": False},
+        config={"transposed": False, "hidden_act": "gelu_new"},
         renamed={
             "hidden_size": "n_embd",
             "num_attention_heads": "n_head",
@@ -247,8 +254,9 @@ FAMILIES: dict[str, Family] = {
         {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
         "gpt_neox.layers.",
         partial=True,
+        switches={"attn_qkv.bias": "attention_bias"},
         keys={"use_parallel_residual": "use_parallel_residual"},
-        config={"qkv_order": "joined"},
+        config={"qkv_order": "joined", "hidden_act": "gelu"},
     ),
     "granite": Family("GraniteForCausalLM", _LLAMA, _TOP, interleaved=True, keys=_GRANITE_KEYS),
     "granitemoe": Family(
@@ -272,6 +280,8 @@ FAMILIES: dict[str, Family] = {
         _MPT,
         {"token_embd": "transformer.wte", "output_norm": "transformer.norm_f"},
         "transformer.blocks.",
+        keys={"attention.clamp_kqv": "clip_qkv", "attention.max_alibi_bias": "alibi_bias_max"},
+        config={"hidden_act": "gelu"},
         renamed={
             "hidden_size": "d_model",
             "num_attention_heads": "n_heads",
@@ -321,7 +331,14 @@ FAMILIES: dict[str, Family] = {
         switches={"attn_q.bias": "use_qkv_bias", "attn_q_norm.weight": "qk_layernorm"},
         keys={"use_parallel_residual": "use_parallel_residual"},
     ),
-    "starcoder": Family("GPTBigCodeForCausalLM", _GPT2, _GPT2_TOP, "transformer.h."),
+    "starcoder": Family(
+        "GPTBigCodeForCausalLM",
+        _GPT2,
+        _GPT2_TOP,
+        "transformer.h.",
+        config={"hidden_act": "gelu_new"},
+        renamed={"max_position_embeddings": "n_positions"},
+    ),
     "starcoder2": Family(
         "Starcoder2ForCausalLM",
         _STARCODER2,
