@@ -313,7 +313,7 @@ def test_a_group_index_outside_is_named(tmp_path: Path) -> None:
     written = w.gptq(rng(), 32, 128)
     written.tensors[".g_idx"].values[7] = 2
     checkpoint = open_checkpoint(save_module(tmp_path / "m", written, gptq()))
-    with pytest.raises(CheckpointError, match=r"m\.weight has a column in group 2, of 2 groups"):
+    with pytest.raises(CheckpointError, match=r"m\.weight has columns in groups 0 to 2, of 2 groups"):
         checkpoint.info("m.weight")
 
 

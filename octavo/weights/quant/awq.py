@@ -18,6 +18,8 @@ from octavo.weights.spec import CheckpointError
 
 _FIELD_OF = [0, 4, 1, 5, 2, 6, 3, 7]
 """Which field of a word holds output i."""
+_FIELDS = [0, 2, 4, 6, 1, 3, 5, 7]
+"""The place of that field where the even ones come first."""
 
 
 def find(settings: Settings, tensors: Tensors) -> Found:
@@ -54,24 +56,32 @@ def _matrix(tensors: Tensors, module: str, size: int) -> Integers:
     groups = -(-cols // size) if cols else 0
     tensors.check(f"{module}.qzeros", ("I32",), (groups, rows // 8))
     scales = tensors.check(f"{module}.scales", ("F16", "BF16", "F32"), (groups, rows))
-    if not rows or not cols:
-        raise CheckpointError(f"{qweight.file.path}: {module}.qweight is empty")
+    if not rows or not cols or cols % 2:
+        raise CheckpointError(f"{qweight.file.path}: {module}.qweight is empty, or has an odd number of inputs")
 
-    def fields(part: str, start: int, stop: int) -> U8:
-        words: NDArray[np.uint32] = tensors.values(f"{module}.{part}").view(np.uint32)[:, start // 8 : -(-stop // 8)]
-        low = start // 8 * 8
-        nibbles = unpack(words, 4, 8 * words.shape[1]).reshape(len(words), -1, 8)[..., _FIELD_OF]
-        return nibbles.reshape(len(words), -1)[:, start - low : stop - low].T
+    def pairs(start: int, stop: int) -> U8:
+        """Two inputs to a byte, for all words at once; then turned, so that outputs are rows."""
+        words: NDArray[np.uint32] = tensors.values(f"{module}.qweight").view(np.uint32)[:, start // 8 : -(-stop // 8)]
+        first, second, low = words[0::2], words[1::2], np.uint32(0x0F0F0F0F)
+        even = first & low | (second & low) << np.uint32(4)
+        odd = first >> np.uint32(4) & low | second & ~low
+        fields = np.stack([even, odd], axis=-1).view(np.uint8)  # [K / 2, words, 8]: fields 0 2 4 6 1 3 5 7
+        outputs = np.empty((fields.shape[1], 8, fields.shape[0]), np.uint8)
+        for i, place in enumerate(_FIELDS):
+            outputs[:, i] = fields[:, :, place].T
+        return outputs.reshape(-1, cols // 2)[start % 8 :][: stop - start]
 
     def codes(start: int, stop: int) -> U8:
-        return np.ascontiguousarray(fields("qweight", start, stop))
+        return unpack(pairs(start, stop), 4, cols)
 
     def zeros(start: int, stop: int) -> U8:
-        return fields("qzeros", start, stop)
+        words: NDArray[np.uint32] = tensors.values(f"{module}.qzeros").view(np.uint32)
+        fields = unpack(words, 4, rows).reshape(groups, -1, 8)
+        return fields[..., _FIELD_OF].reshape(groups, rows)[:, start:stop].T
 
     def read_scales(start: int, stop: int) -> F32:
         return to_f32(tensors.values(f"{module}.scales")[:, start:stop].T, scales.dtype)
 
     parts = tuple(f"{module}.{part}" for part in ("qweight", "qzeros", "scales"))
     place = Place(f"{module}.weight", (rows, cols), str(qweight.file.path), parts)
-    return Integers(place, 4, groups, plain_groups(cols, size), codes, read_scales, zeros, scales.dtype)
+    return Integers(place, 4, groups, plain_groups(cols, size), codes, read_scales, zeros, scales.dtype, pairs)

@@ -118,6 +118,8 @@ def _four_bits(tensors: Tensors, weight: str, state: str) -> Blocks:
             of_element = scales(int(element[0]), int(element[-1]) + 1)[element - element[0]]
             return (values[codes(start, stop)] * of_element.reshape(-1, cols)).view(np.uint8), None
         of_block = scales(start * cols // size, stop * cols // size)
-        return blocks.scaled_nibbles(codes(start, stop), np.repeat(of_block, size // 64).reshape(-1, cols // 64)), None
+        return blocks.scaled_nibbles(
+            blocks.halved(codes(start, stop)), np.repeat(of_block, size // 64).reshape(-1, cols // 64)
+        ), None
 
     return Blocks(place, source, rows_of)

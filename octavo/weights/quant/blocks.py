@@ -14,8 +14,8 @@ F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 
 
-def unpack(words: NDArray[np.uint32], bits: int, count: int) -> U8:
-    """[n, W] words of 32 bits to [n, count] fields of `bits`, which lie one after the other from the lowest bit on."""
+def unpack(words: NDArray[np.uint32] | U8, bits: int, count: int) -> U8:
+    """[n, W] words of 32 or 8 bits to [n, count] fields of `bits`, which lie one after the other from the lowest bit on."""
     data: U8 = np.ascontiguousarray(words).view(np.uint8)
     if bits == 8:
         return data[:, :count]
@@ -61,9 +61,28 @@ def whole_blocks(codes: U8, width: int) -> U8:
     return np.pad(codes, ((0, 0), (0, spare))) if spare else codes
 
 
-def q4_0(codes: U8, scales: F16) -> U8:
-    """Codes [n, K] below 16 with zero point 8, scales [n, K / 32]."""
-    return _nibble_blocks(codes, _bytes(scales), 32)
+def halved(codes: U8) -> U8:
+    """Codes [n, K] below 16 as nibbles [n, K / 2]: byte i of every 16 holds columns i (low) and i + 16 (high) of 32."""
+    runs = codes.reshape(len(codes), codes.shape[1] // 32, 2, 16)
+    nibbles = runs[:, :, 1] << np.uint8(4)
+    nibbles |= runs[:, :, 0]
+    return nibbles.reshape(len(codes), codes.shape[1] // 2)
+
+
+def halved_pairs(pairs: U8) -> U8:
+    """The same of codes that lie two to a byte, the first in the low nibble: [n, K / 2], eight bytes at once."""
+    n, size = pairs.shape
+    words = np.ascontiguousarray(pairs).view(np.uint64)
+    first, second, low = words[:, 0::2], words[:, 1::2], np.uint64(0x0F0F0F0F0F0F0F0F)
+    nibbles = np.empty((n, size // 16, 8, 2), np.uint8)
+    nibbles[..., 0] = (first & low | (second & low) << np.uint64(4)).view(np.uint8).reshape(n, size // 16, 8)
+    nibbles[..., 1] = (first >> np.uint64(4) & low | second & ~low).view(np.uint8).reshape(n, size // 16, 8)
+    return nibbles.reshape(n, size)
+
+
+def q4_0(nibbles: U8, scales: F16) -> U8:
+    """Nibbles as `halved` gives them, of codes with zero point 8; scales [n, K / 32]."""
+    return _blocks(_bytes(scales), nibbles)
 
 
 def q8_0(codes: U8, scales: F16) -> U8:
@@ -74,51 +93,46 @@ def q8_0(codes: U8, scales: F16) -> U8:
     return blocks.reshape(len(codes), -1)
 
 
-def _nibble_blocks(codes: U8, header: U8, width: int) -> U8:
-    """header [n, B, bytes], then `width` codes as nibbles: byte i of 16 holds columns i (low) and i + 16 (high)."""
+def _blocks(header: U8, data: U8) -> U8:
+    """header [n, B, bytes] before as many equal parts of data [n, bytes]: [n, bytes per row]."""
     n, count, size = header.shape
-    blocks = np.empty((n, count, size + width // 2), np.uint8)
+    blocks = np.empty((n, count, size + data.shape[1] // count), np.uint8)
     blocks[..., :size] = header
-    pairs = codes.reshape(n, count, width // 32, 2, 16)
-    np.bitwise_or(
-        pairs[..., 0, :], pairs[..., 1, :] << np.uint8(4), out=blocks[..., size:].reshape(n, count, width // 32, 16)
-    )
+    blocks[..., size:] = data.reshape(n, count, -1)
     return blocks.reshape(n, -1)
 
 
-def i4z(codes: U8, scales: F16, zeros: U8, width: int) -> U8:
-    """Codes [n, K] below 16, scales and zeros [n, K / width]; width 32 (I4Z32) or 64 (I4Z64)."""
-    return _nibble_blocks(codes, _scale_and_zero(scales, zeros), width)
+def i4z(nibbles: U8, scales: F16, zeros: U8) -> U8:
+    """Nibbles as `halved` gives them, scales and zeros [n, K / 32] (I4Z32) or [n, K / 64] (I4Z64)."""
+    return _blocks(_scale_and_zero(scales, zeros), nibbles)
 
 
 def i8z64(codes: U8, scales: F16, zeros: U8) -> U8:
     """Codes [n, K], scales and zeros [n, K / 64]."""
-    return np.concatenate([_scale_and_zero(scales, zeros), codes.reshape(*scales.shape, 64)], axis=2).reshape(
-        len(codes), -1
-    )
+    return _blocks(_scale_and_zero(scales, zeros), codes)
 
 
-def scaled_nibbles(codes: U8, scales: F32) -> U8:
-    """NF4 and FP4: codes [n, K] below 16, scales [n, K / 64]."""
-    return _nibble_blocks(codes, _bytes(scales), 64)
+def scaled_nibbles(nibbles: U8, scales: F32) -> U8:
+    """NF4 and FP4: nibbles as `halved` gives them, scales [n, K / 64]."""
+    return _blocks(_bytes(scales), nibbles)
 
 
 def f8(values: U8, scales: F32) -> U8:
     """e4m3 values [n, K], scales [n, K / 64]."""
-    return np.concatenate([_bytes(scales), values.reshape(*scales.shape, 64)], axis=2).reshape(len(values), -1)
+    return _blocks(_bytes(scales), values)
 
 
-def mxfp4(codes: U8, exponents: U8) -> U8:
-    """Codes [n, K] of e2m1, e8m0 exponents [n, K / 32]."""
-    return _nibble_blocks(codes, exponents[..., None], 32)
+def mxfp4(nibbles: U8, exponents: U8) -> U8:
+    """e2m1 as `halved` gives it, e8m0 exponents [n, K / 32]."""
+    return _blocks(exponents[..., None], nibbles)
 
 
 def nvfp4(codes: U8, scales: U8) -> U8:
     """Codes [n, K] of e2m1, e4m3 scales [n, K / 16]: blocks of four scales, and four times 8 bytes, low nibbles first."""
     n, count = codes.shape[0], codes.shape[1] // 64
     pairs = codes.reshape(n, count, 4, 2, 8)
-    nibbles = (pairs[..., 0, :] | pairs[..., 1, :] << np.uint8(4)).reshape(n, count, 32)
-    return np.concatenate([scales.reshape(n, count, 4), nibbles], axis=2).reshape(n, -1)
+    nibbles = pairs[..., 0, :] | pairs[..., 1, :] << np.uint8(4)
+    return _blocks(scales.reshape(n, count, 4), nibbles.reshape(n, -1))
 
 
 def _scale_and_zero(scales: F16, zeros: U8) -> U8:

@@ -108,13 +108,17 @@ def _integers(tensors: Tensors, module: str, scheme: Scheme, others: tuple[str, 
             return (values + np.int8(2 ** (bits - 1) - 128)).view(np.uint8) ^ np.uint8(0x80)
         return fields(values.view(np.uint32), bits, cols)
 
+    def pairs(start: int, stop: int) -> U8:
+        return np.ascontiguousarray(tensors.values(weight)[start:stop]).view(np.uint8)[:, : cols // 2]
+
     def scales(start: int, stop: int) -> F32:
         found = to_f32(tensors.values(f"{module}.weight_scale"), scale.dtype)
         return np.broadcast_to(found.reshape(1, 1), (stop - start, 1)) if whole else found.reshape(rows, -1)[start:stop]
 
     zeros = points.read if points and not points.symmetric else None
     place = Place(f"{module}.weight", (rows, cols), file, tuple(parts))
-    return Integers(place, bits, groups, read_groups, codes, scales, zeros, scale.dtype)
+    in_pairs = pairs if packed and bits == 4 else None
+    return Integers(place, bits, groups, read_groups, codes, scales, zeros, scale.dtype, in_pairs)
 
 
 def fields(words: NDArray[np.uint32], bits: int, count: int) -> U8:
@@ -174,7 +178,8 @@ def _fp4(tensors: Tensors, module: str, scheme: Scheme, others: tuple[str, ...])
         place = Place(f"{module}.weight", (rows, cols), file, parts)
 
         def rows_of(start: int, stop: int) -> tuple[U8, F32 | None]:
-            return mxfp4_rows(place, codes(start, stop), tensors.values(scale)[start:stop]), None
+            pairs = tensors.values(f"{module}.weight_packed")[start:stop]
+            return mxfp4_rows(place, pairs, tensors.values(scale)[start:stop]), None
 
         return Blocks(place, "MXFP4", rows_of)
 

@@ -109,6 +109,9 @@ def _matrix(tensors: Tensors, module: str, bits: int, size: int, first: bool) ->
     def codes(start: int, stop: int) -> U8:
         return unpack(tensors.values(f"{module}.qweight")[:, start:stop].T.view(np.uint32), bits, cols)
 
+    def pairs(start: int, stop: int) -> U8:
+        return np.ascontiguousarray(tensors.values(f"{module}.qweight")[:, start:stop].T).view(np.uint8)
+
     def read_scales(start: int, stop: int) -> F32:
         return to_f32(tensors.values(f"{module}.scales")[:, start:stop].T, scales.dtype)
 
@@ -116,7 +119,10 @@ def _matrix(tensors: Tensors, module: str, bits: int, size: int, first: bool) ->
         return _zero_points(place, tensors.values(f"{module}.qzeros").view(np.uint32), bits, first, start, stop).T
 
     symmetric = bool((zeros(0, rows) == 2 ** (bits - 1)).all())
-    return Integers(place, bits, groups, read_groups, codes, read_scales, None if symmetric else zeros, scales.dtype)
+    return Integers(
+        place, bits, groups, read_groups, codes, read_scales, None if symmetric else zeros, scales.dtype,
+        pairs if bits == 4 else None,
+    )  # fmt: skip
 
 
 def _zero_points(place: Place, words: NDArray[np.uint32], bits: int, first: bool, start: int, stop: int) -> U8:

@@ -58,6 +58,7 @@ class Integers:
     read_scales: Callable[[int, int], F32]  # [n, G]
     read_zeros: Callable[[int, int], U8] | None  # [n, G]; None: half of the range, 2^(bits - 1)
     scale_type: str  # of the checkpoint: F16, BF16 or F32
+    read_pairs: Callable[[int, int], U8] | None = None  # codes of 4 bits two to a byte, the first low: [n, K / 2]
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -72,7 +73,7 @@ class Integers:
         groups = self.read_groups()
         if groups.min() < 0 or groups.max() >= self.num_groups:
             raise CheckpointError(
-                f"{self.place.file}: {self.place.name} has a column in group {groups.max()}, of {self.num_groups} groups"
+                f"{self.place.file}: {self.place.name} has columns in groups {groups.min()} to {groups.max()}, of {self.num_groups} groups"
             )
         order = np.argsort(groups, kind="stable").astype(np.int32) if (np.diff(groups) < 0).any() else None
         sorted_groups = groups if order is None else groups[order]
@@ -95,26 +96,41 @@ class Integers:
         return [*([("Q8_0", 32)] if symmetric else []), ("I8Z64", 64)]
 
     def read(self, start: int, stop: int) -> SourceTensor:
-        source, width, order, of_block = self._layout
-        codes, scales = self.read_codes(start, stop), self._scales(start, stop)
-        middle = np.uint8(2 ** (self.bits - 1))
+        source, _, _, of_block = self._layout
+        scales = self._scales(start, stop)
+        middle = 2 ** (self.bits - 1)
         zeros = self.read_zeros(start, stop) if self.read_zeros else np.full(scales.shape, middle, np.uint8)
         if source == DEQUANTISED:
-            values = codes.astype(np.float32) - zeros[:, of_block].astype(np.float32)
+            values = self.read_codes(start, stop).astype(np.float32) - zeros[:, of_block].astype(np.float32)
             values *= scales[:, of_block]
             return SourceTensor(self.info, values.view(np.uint8))
-        if order is not None:
-            codes = np.take(codes, order, axis=1)
-        codes = blocks.whole_blocks(codes, width)
-        if source in ("Q4_0", "Q8_0"):
-            fp16 = scales.astype(np.float16)[:, of_block]
-            codes = codes + np.uint8((8 if source == "Q4_0" else 128) - middle)
-            pack = blocks.q4_0 if source == "Q4_0" else blocks.q8_0
-            return SourceTensor(self.info, pack(codes, fp16))
         fp16, factor = (scales.astype(np.float16), None) if self.scale_type == "F16" else blocks.halves(scales)
         fp16, zeros = fp16[:, of_block], zeros[:, of_block]
-        data = blocks.i8z64(codes, fp16, zeros) if source == "I8Z64" else blocks.i4z(codes, fp16, zeros, width)
+        if source == "Q4_0":
+            data = blocks.q4_0(self._nibbles(start, stop, 8 - middle), fp16)
+        elif source == "Q8_0":
+            data = blocks.q8_0(self._codes(start, stop) + np.uint8(128 - middle), fp16)
+        elif source == "I8Z64":
+            data = blocks.i8z64(self._codes(start, stop), fp16, zeros)
+        else:
+            data = blocks.i4z(self._nibbles(start, stop), fp16, zeros)
         return SourceTensor(self.info, data, factor)
+
+    def _nibbles(self, start: int, stop: int, plus: int = 0) -> U8:
+        """In the order of Q4_0's, `plus` added to each code."""
+        if (
+            self.read_pairs
+            and not plus
+            and self._layout.order is None
+            and self.place.shape[-1] % self._layout.width == 0
+        ):
+            return blocks.halved_pairs(self.read_pairs(start, stop))
+        return blocks.halved(self._codes(start, stop) + np.uint8(plus))
+
+    def _codes(self, start: int, stop: int) -> U8:
+        """Sorted, and zeros up to whole blocks."""
+        codes, order = self.read_codes(start, stop), self._layout.order
+        return blocks.whole_blocks(codes if order is None else np.take(codes, order, axis=1), self._layout.width)
 
     def _scales(self, start: int, stop: int | None) -> F32:
         scales = self.read_scales(start, self.place.shape[0] if stop is None else stop)

@@ -6,10 +6,8 @@ e8m0 scales. X is presented as X.weight [E, N, K]: outputs before inputs, unlike
 
 from __future__ import annotations
 
-import numpy as np
-
 from octavo.weights.quant import blocks
-from octavo.weights.quant.blocks import F32, U8, unpack
+from octavo.weights.quant.blocks import F32, U8
 from octavo.weights.quant.found import Found
 from octavo.weights.quant.matrix import Blocks, Matrix, Place
 from octavo.weights.quant.settings import Settings, unknown_keys
@@ -40,15 +38,15 @@ def _matrix(tensors: Tensors, stem: str) -> Blocks:
     def rows_of(start: int, stop: int) -> tuple[U8, F32 | None]:
         data = tensors.values(f"{stem}_blocks").reshape(experts * outs, -1)[start:stop]
         exponents = tensors.values(f"{stem}_scales").reshape(experts * outs, -1)[start:stop]
-        return mxfp4_rows(place, unpack(np.ascontiguousarray(data), 4, 32 * count), exponents), None
+        return mxfp4_rows(place, data, exponents), None
 
     file = str(entry.file.path)
     place = Place(f"{stem}.weight", (experts, outs, 32 * count), file, (f"{stem}_blocks", f"{stem}_scales"))
     return Blocks(place, "MXFP4", rows_of)
 
 
-def mxfp4_rows(place: Place, codes: U8, exponents: U8) -> U8:
-    """Codes [n, K], exponents [n, K / 32]; 255 is no number."""
+def mxfp4_rows(place: Place, pairs: U8, exponents: U8) -> U8:
+    """Codes two to a byte [n, K / 2], exponents [n, K / 32]; 255 is no number."""
     if (exponents == 255).any():
         raise CheckpointError(f"{place.file}: a scale of {place.name} is infinite or no number")
-    return blocks.mxfp4(codes, exponents)
+    return blocks.mxfp4(blocks.halved_pairs(pairs), exponents)
