@@ -61,6 +61,19 @@ CASES: dict[str, Case] = {
     "awq of older tools": (
         {"quant_method": "awq", "w_bit": 4, "q_group_size": 32, "version": "GEMM"}, w.awq(rng(), 32, 96, 32), "I4Z32",
     ),
+    "autoround": (
+        {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 64, "sym": True},
+        w.gptq(rng(), 32, 128), "Q4_0",
+    ),
+    "autoround, a layer of its own": (
+        {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 64,
+         "data_type": "int", "extra_config": {"n": {"bits": 16}, "m": {"bits": 8, "group_size": 32}}},
+        w.gptq(rng(), 32, 128, 8, 32), "Q8_0",
+    ),
+    "autoround as awq": (
+        {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq", "bits": 4, "group_size": 64},
+        w.awq(rng(), 32, 128), "I4Z64",
+    ),
     "w4a16": (compressed(group(group_size=128)), w.compressed_int(rng(), 32, 256, size=128), "I4Z64"),
     "w4a16 fp16 scales": (compressed(group(group_size=64)), w.compressed_int(rng(), 32, 128, dtype="F16"), "Q4_0"),
     "w4a16 zero points": (
@@ -197,6 +210,26 @@ def test_words_that_were_diminished_as_a_whole(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data[:, 2], zeros[0])
 
 
+def test_parts_of_a_matrix(tmp_path: Path) -> None:
+    """Some rows with their factors, and the matrix transposed."""
+    config, written, _ = CASES["w8a8"]
+    checkpoint = open_checkpoint(save_module(tmp_path / "m", written, config))
+    whole = values(checkpoint, "m.weight")
+    np.testing.assert_array_equal(values(checkpoint, "m.weight[4:8%16]"), np.concatenate([whole[4:8], whole[20:24]]))
+    np.testing.assert_array_equal(values(checkpoint, "m.weight.T"), whole.T)
+
+
+def test_a_file_of_another_name(tmp_path: Path) -> None:
+    """Where it is the only one; neither an adapter nor a part of a model is one."""
+    folder = save_module(tmp_path / "m", w.gptq(rng(), 32, 64), gptq())
+    file = (folder / "model.safetensors").rename(folder / "gptq_model-4bit.safetensors")
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    assert open_checkpoint(folder).info("m.weight").source == "Q4_0"
+    file.rename(folder / "model-00001-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor .* found .*model-00001-of-00002"):
+        open_checkpoint(folder)
+
+
 def test_a_bias_of_zeros_need_not_be_read(tmp_path: Path) -> None:
     for value, listed in ((0, False), (1, True)):
         written = w.gptq(rng(), 32, 64)
@@ -247,6 +280,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "gemv": (AWQ | {"version": "gemv"}, r"version = 'gemv' is not supported \(served: gemm\)"),
     "awq 3 bits": (AWQ | {"bits": 3}, "bits = 3 is not supported"),
     "awq without zero points": (AWQ | {"zero_point": False}, "zero_point = False is not supported"),
+    "autoround": (
+        {"quant_method": "auto-round", "bits": 4},
+        r"packing_format = None is not supported \(served: auto_rou",
+    ),
+    "autoround floats": (
+        {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "data_type": "mx_fp"},
+        "data_type = 'mx_fp' is not supported",
+    ),
     "e5m2": (FP8 | {"fmt": "e5m2"}, "fmt = 'e5m2' is not supported"),
     "tile": (FP8 | {"weight_block_size": [128]}, "weight_block_size = .* is not supported"),
     "marlin-24": (compressed(group(format="marlin-24")), "format = 'marlin-24' is not supported"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from octavo.weights.spec import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_NOT_WHOLE = re.compile(r"^adapter_|-\d+-of-\d+\.safetensors$")
+"""Files that are no model, or part of one."""
 
 DTYPES: dict[str, type[np.generic]] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F8_E4M3": np.uint8, "F8_E5M2": np.uint8,
@@ -85,6 +88,9 @@ def _weight_files(path: Path) -> dict[Path, list[str]]:
     if (path / SINGLE).is_file():
         return {path / SINGLE: []}
     if not (path / INDEX).is_file():
+        whole = [file for file in path.glob("*.safetensors") if not _NOT_WHOLE.search(file.name)]
+        if len(whole) == 1:  # of a name that some tools choose, such as gptq_model-4bit-128g.safetensors
+            return {whole[0]: []}
         others = sorted(p.name for pattern in ("*.bin", "*.pth", "*.safetensors", "*.gguf") for p in path.glob(pattern))
         found = f"; found {', '.join(others[:4])}" if others else ""
         raise CheckpointError(f"{path}: neither {SINGLE} nor {INDEX} is here{found}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.weights.hf_config import read_json
-from octavo.weights.quant import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
+from octavo.weights.quant import auto_round, awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
 from octavo.weights.quant.found import Found
 from octavo.weights.quant.settings import Settings
 from octavo.weights.safetensors_file import Tensors
@@ -15,6 +15,7 @@ from octavo.weights.spec import CheckpointError
 METHODS = {
     "gptq": gptq.find,
     "awq": awq.find,
+    "auto-round": auto_round.find,
     "compressed-tensors": compressed_tensors.find,
     "fp8": fp8.find,
     "mxfp4": mxfp4.find,
