@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from octavo.models import build_graph
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.spec import CheckpointError
 from tests.test_cpu_backend import NUM_BLOCKS, logits_of, same_bits, table
+from tests.test_models import ODD
 
 F32 = NDArray[np.float32]
 HERE = Path(__file__).parent / "data/arch"
@@ -128,3 +130,22 @@ def test_the_others_are_refused_by_name(fixtures: Path) -> None:
         checkpoint = open_checkpoint(fixtures / "arch" / name)
         with pytest.raises(CheckpointError, match=f"architecture {checkpoint.config['architectures'][0]} is not"):
             build_graph(checkpoint)
+
+
+def test_a_config_of_any_types_gives_a_graph_or_one_line(
+    case: Case, family: str, request: pytest.FixtureRequest
+) -> None:
+    """Each key of config.json with odd values: one of them, in a long run all."""
+    rng, config = random.Random(family), dict(case.checkpoint.config)
+    lines = []
+    for key in config:
+        for value in ODD if request.config.getoption("long") else [rng.choice(ODD)]:
+            case.checkpoint.config.clear()
+            case.checkpoint.config.update({k: v for k, v in config.items() if k != key})
+            if value != "absent":
+                case.checkpoint.config[key] = value
+            try:
+                build_graph(case.checkpoint)
+            except CheckpointError as error:
+                lines.append(str(error))
+    assert lines and not any("\n" in line for line in lines)

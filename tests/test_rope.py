@@ -102,6 +102,15 @@ def test_dynamic() -> None:
     assert found == pytest.approx([(10000.0 * 13 ** (16 / 14)) ** (-i / 8) for i in range(8)])
 
 
+def test_alpha() -> None:
+    """As transformers' HunYuan: base 10000 * 1000 ** (16 / 14), whatever the length."""
+    config = {**CONFIG, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}}
+    for length in (None, 256):
+        found = rope.read({**config, rope.LENGTH: length}, 16, "p").inv_freq
+        assert found == pytest.approx([(10000.0 * 1000 ** (16 / 14)) ** (-i / 8) for i in range(8)])
+    assert rope.positions({**config, rope.LENGTH: 256}, "p") == (64, False)
+
+
 def test_longer_sequences_where_they_are_asked_for(tmp_path: Path) -> None:
     """Not without being told so: cached keys of shorter sequences would be others."""
     path = save(changed(rope_scaling={"type": "dynamic", "factor": 4.0}), tmp_path / "model")

@@ -161,12 +161,21 @@ def attend(
     b: Builder, c: Shape, p: str, group: int, qkv: Value, rotated: bool = True, norm: Norm | None = None
 ) -> Value:
     # qkv[T, (heads + 2 kv_heads) D] -> y[T, heads D]; queries and keys without positions where not rotated
-    q, k, v = b.split(qkv, c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim)
+    q, k, v = split_heads(b, c, qkv)
     if norm:
         q, k = norm(q, p + "q_norm"), norm(k, p + "k_norm")
     if rotated:
-        q, k = (b.rope(x, c.head_dim, *c.rope, name=name) for x, name in ((q, "q"), (k, "k")))
+        q, k = rotate(b, c, q, k)
     return b.attention(q, k, v, group, c.scale, c.softcap, c.slopes)
+
+
+def split_heads(b: Builder, c: Shape, qkv: Value) -> list[Value]:
+    # qkv[T, (heads + 2 kv_heads) D] -> q[T, heads D], k[T, kv_heads D], v[T, kv_heads D]
+    return b.split(qkv, c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim)
+
+
+def rotate(b: Builder, c: Shape, q: Value, k: Value) -> tuple[Value, Value]:
+    return b.rope(q, c.head_dim, *c.rope, name="q"), b.rope(k, c.head_dim, *c.rope, name="k")
 
 
 def mlp(b: Builder, c: Shape, p: str, h: Value) -> Value:

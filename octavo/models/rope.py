@@ -69,7 +69,7 @@ LENGTH = "max_model_len"
 
 
 _ORIGINAL = "original_max_position_embeddings"
-_UNSERVED = ("mrope_section", "short_mscale", "long_mscale", "llama_4_scaling_beta", "alpha")
+_UNSERVED = ("mrope_section", "short_mscale", "long_mscale", "llama_4_scaling_beta")
 
 
 def _original(rope: dict[str, Any], path: str) -> int:
@@ -108,6 +108,8 @@ def _parameters(config: dict[str, Any], path: str, layer_type: str) -> dict[str,
 def _kind(rope: dict[str, Any], path: str) -> str:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     kind = "longrope" if kind == "su" else str(kind)  # "su": what Phi-3 called it first
+    if kind == "dynamic" and rope.get("alpha") is not None:
+        kind = "alpha"  # of HunYuan, under a name that means something else
     if kind not in _SCALINGS:
         raise CheckpointError(f"{path}: rope type {kind!r} is not supported; supported: {', '.join(_SCALINGS)}")
     if kind != "longrope" and "short_factor" in rope:
@@ -151,6 +153,12 @@ def _llama3(inv_freq: list[float], rope: dict[str, Any], path: str) -> Rotation:
         return float(keep * f + (1 - keep) * f / factor)
 
     return Rotation(tuple(scaled(f) for f in inv_freq))
+
+
+def _alpha(inv_freq: list[float], rope: dict[str, Any], path: str) -> Rotation:
+    """NTK-aware: the slowest pair is slowed by alpha, the fastest kept (bloc97 2023)."""
+    alpha, last = positive(rope, "alpha", path), max(len(inv_freq) - 1, 1)
+    return Rotation(tuple(f * alpha ** (-i / last) for i, f in enumerate(inv_freq)))
 
 
 def _yarn(inv_freq: list[float], rope: dict[str, Any], path: str) -> Rotation:
@@ -223,6 +231,7 @@ _SCALINGS = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
+    "alpha": _alpha,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

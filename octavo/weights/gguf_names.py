@@ -55,6 +55,7 @@ _POST_NORMS = {  # after the blocks alone
 _GEMMA2 = {**_POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"}
 _GLM4 = {**_PHI3, "post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"}
 _STABLELM = {**_LLAMA, "attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm"}
+_HUNYUAN = {**_LLAMA, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 _PHI2 = {
     **_ATTENTION,
     "attn_output": "self_attn.dense",
@@ -266,6 +267,7 @@ FAMILIES: dict[str, Family] = {
         interleaved=True,
         keys={**_LOCAL_EXPERTS, **_GRANITE_KEYS},
     ),
+    "hunyuan-dense": Family("HunYuanDenseV1ForCausalLM", _HUNYUAN, _TOP),
     "llama": Family("LlamaForCausalLM", _LLAMA, _TOP, interleaved=True),
     "llama with ffn_gate_inp": Family(
         "MixtralForCausalLM",
