@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 from octavo.backends.base import Limits
 from octavo.backends.cpu import CpuBackend
 from octavo.backends.reference import ReferenceBackend, forward_logits
+from octavo.graph.fuse import count, fuse
 from octavo.graph.ir import Graph
+from octavo.graph.plan import plan
+from octavo.graph.verify import FUSED, verify
 from octavo.models import build_graph
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.spec import CheckpointError
@@ -23,6 +26,7 @@ from tests.test_models import ODD
 
 F32 = NDArray[np.float32]
 HERE = Path(__file__).parent / "data/arch"
+GOLDEN = Path(__file__).parent / "golden/families.json"
 LIMITS = Limits(max_tokens=200, max_rows=200, max_seqs=8, max_model_len=200)
 
 NOT_SERVED = {
@@ -149,3 +153,13 @@ def test_a_config_of_any_types_gives_a_graph_or_one_line(
             except CheckpointError as error:
                 lines.append(str(error))
     assert lines and not any("\n" in line for line in lines)
+
+
+def test_golden_counts(fixtures: Path) -> None:
+    """Operations and barriers of every family, fused and as planned for 64 tokens."""
+    found = {}
+    for name, folder in sorted(folders_of(fixtures).items()):
+        if name not in NOT_SERVED:
+            fused = verify(fuse(build_graph(open_checkpoint(folder)), FUSED))
+            found[name] = {**count(fused), "barriers": len(plan(fused, 64, 64).barriers)}
+    assert found == json.loads(GOLDEN.read_text())
