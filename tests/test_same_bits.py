@@ -318,8 +318,9 @@ MODELS = [
     "arch/llama",
     "arch/qwen2",
     "arch/mpt",
+    "arch/stablelm_parallel",
 ]
-"""The formats, biases behind a linear, and ALiBi with layer norms."""
+"""The formats, biases behind a linear, ALiBi with layer norms, norms of heads in blocks in parallel."""
 
 
 @pytest.mark.parametrize("name", MODELS)
