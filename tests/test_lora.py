@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ from octavo.weights.adapter import read_adapter
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.formats import dequantise
 from octavo.weights.spec import Checkpoint
+from tests.quant_writers import Rng, Written, gptq
+from tests.quantised_model import ACT_ORDER, GPTQ, save_quantised
 from tests.random_adapter import random_adapter
 from tests.random_model import random_model
 
@@ -47,8 +51,19 @@ F32 = NDArray[np.float32]
 
 @cache
 def opened(name: str, activations: str) -> tuple[Checkpoint, Graph]:
-    checkpoint = random_model(tie_word_embeddings=True) if name == "random" else open_checkpoint(DATA / name)
+    if name == "random":
+        checkpoint: Checkpoint = random_model(tie_word_embeddings=True)
+    elif name == "act-order":  # inputs are sorted before they are rounded
+        path = Path(tempfile.mkdtemp())
+        checkpoint = open_checkpoint(save_quantised(path, GPTQ, sorted_alike, **ACT_ORDER))
+        shutil.rmtree(path)  # it stays mapped
+    else:
+        checkpoint = open_checkpoint(DATA / name)
     return checkpoint, build_graph(checkpoint, activations)
+
+
+def sorted_alike(module: str, rng: Rng, rows: int, cols: int) -> Written:
+    return gptq(rng, rows, cols, 4, 32, symmetric=True, act_order=np.random.default_rng(0))
 
 
 def adapters_of(path: Path, graph: Graph) -> list[Any]:
@@ -92,7 +107,7 @@ def same_bits(a: F32, b: F32) -> None:
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "random"])
+@pytest.mark.parametrize("name", [*FAMILIES, "random", "act-order"])
 def test_an_adapter_is_a_merged_model(name: str, tmp_path: Path) -> None:
     """Logits with an adapter are those of weights W + scale B A, with float32 activations, on both backends."""
     checkpoint, graph = opened(name, "f32")
@@ -101,6 +116,7 @@ def test_an_adapter_is_a_merged_model(name: str, tmp_path: Path) -> None:
     weights = backend.pack(graph, checkpoint)
     program = compiled(name, "f32", adapters, num_threads=2)
     reference = backend.compile(adapt(graph, MAX_RANK), weights, backend.make_state(graph, [NUM_BLOCKS]), LIMITS)
+    orders = {part.name: part.order for value in graph.weights() for part in value.parts}
     ids = token_ids(33, 5)
     plain = forward_logits(graph, weights, ids)
     for slot, adapter in enumerate(adapters):
@@ -108,7 +124,10 @@ def test_an_adapter_is_a_merged_model(name: str, tmp_path: Path) -> None:
         merged = dict(weights)
         for module, m in adapter.modules.items():
             a, b = dequantise(m.source, m.a, m.cols), dequantise(m.source, m.b, m.rank)
-            merged[f"{module}.weight"] = weights[f"{module}.weight"] + np.float32(m.scale) * (b @ a)
+            delta = np.float32(m.scale) * (b @ a)
+            order = orders[f"{module}.weight"]
+            sorted_delta = delta[:, weights[order][0].astype(int)] if order else delta
+            merged[f"{module}.weight"] = weights[f"{module}.weight"] + sorted_delta
         expected = forward_logits(graph, merged, ids)
         tolerance = 2e-3  # as of the fixtures' own logits
         assert np.abs(expected - plain).max() > 100 * tolerance

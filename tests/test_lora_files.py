@@ -83,6 +83,31 @@ def test_modules(config: dict[str, Any], found: dict[str, Any], tmp_path: Path) 
         read_adapter(save_adapter(tmp_path, more, **config), TARGETS, 8)
 
 
+def test_a_module_in_parts(tmp_path: Path) -> None:
+    """Each part has A of the whole and its own rows of B, also where a weight is stored the other way round."""
+    a, b = np.arange(8.0, dtype=np.float32).reshape(1, 8), np.arange(24.0, dtype=np.float32).reshape(24, 1)
+    for names in (["[0:4%12]", "[4:8%12]", "[8:12%12]"], [".T[0:10]", ".T[10:24]"], [".T"], ["[0::2]", "[1::2]"]):
+        parts = {f"h.0.attn.c_attn{name}": (0, 8) for name in names}
+        rows = {part: np.arange(24) for part in parts}
+        if "%" in names[0]:
+            rows = {part: np.arange(24).reshape(2, 3, 4)[:, i].ravel() for i, part in enumerate(parts)}
+        elif ".T[" in names[0]:
+            rows = dict(zip(parts, (np.arange(10), np.arange(10, 24)), strict=True))
+        elif "::" in names[0]:
+            rows = dict(zip(parts, (np.arange(0, 24, 2), np.arange(1, 24, 2)), strict=True))
+        parts = {part: (len(rows[part]), 8) for part in parts}
+        start = "base_model.model.transformer.h.0.attn.c_attn.lora_"  # the checkpoint's names may lack a first name
+        path = save_adapter(tmp_path, {f"{start}A.weight": a, f"{start}B.weight": b}, r=1, target_modules=["c_attn"])
+        adapter = read_adapter(path, parts, 8)
+        assert set(adapter.modules) == set(parts)
+        for part, module in adapter.modules.items():
+            np.testing.assert_array_equal(dequantise("F32", module.a, 8), a)
+            np.testing.assert_array_equal(dequantise("F32", module.b, 1)[:, 0], rows[part])
+    for names in (["[0:4]", "[2:22]"], ["[0:8].T", "[8:24]"]):
+        with pytest.raises(AdapterError, match="is stored in another order in this model"):
+            read_adapter(path, {f"h.0.attn.c_attn{names[0]}": (4, 8), f"h.0.attn.c_attn{names[1]}": (20, 8)}, 8)
+
+
 def test_the_digest_is_of_the_content(tmp_path: Path) -> None:
     digests = [
         read_adapter(random_adapter(tmp_path / name, TARGETS, seed, rank=4, lora_alpha=alpha), TARGETS, 8).digest

@@ -117,7 +117,11 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
     with phase("pack"):
         check_weights(backend.weight_bytes(graph), free_memory())
         weights = backend.pack(graph, checkpoint, (lambda done, total: report("pack", done, total)) if report else None)
-    reader = AdapterReader(backend, targets(graph), config.max_lora_rank, free_memory) if config.num_adapters else None
+    reader = (
+        AdapterReader(backend, _targets(graph, checkpoint), config.max_lora_rank, free_memory)
+        if config.num_adapters
+        else None
+    )
     packed: dict[str, Packed] = {}
     if reader is not None and config.adapters:
         with phase("adapters"):
@@ -230,6 +234,12 @@ def _disk_tier(config: EngineConfig, cache: KvCache, state: Any, space: Callable
         lambda: BlockStore(directory, space(), config.disk_cache_size),
         notify=lambda line: print(f"octavo: {line}", file=sys.stderr, flush=True),
     )
+
+
+def _targets(graph: Graph, checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
+    """Modules that adapters may be for. Those whose rows the converter of a GGUF file has sorted are not."""
+    joined = checkpoint.config.get("qkv_order") == "joined"
+    return {name: size for name, size in targets(graph).items() if not (joined and "query_key_value" in name)}
 
 
 def _beside(kv: KvSize, state: Any) -> int:

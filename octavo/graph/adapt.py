@@ -6,12 +6,13 @@ longer be fused around them is bit-equal to the fused. Deltas are made of the un
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from octavo.graph import ops
-from octavo.graph.ir import DType, Graph, Kind, Node, T, Value
+from octavo.graph.ir import DType, Graph, Kind, Node, T, Value, WeightPart
 
-_PASSES = (ops.Round,)
+_PASSES = (ops.Round, ops.GatherCols)
 """Operations behind which a linear's input is still that of its module."""
 
 
@@ -27,7 +28,7 @@ def adapt(graph: Graph, rank: int) -> Graph:
             nodes.append(node)
             continue
         x, (y,) = source.get(node.ins[0], node.ins[0]), node.outs
-        modules = tuple(part.name.removesuffix(".weight") for part in node.ins[1].parts)
+        modules = tuple(_module(part) for part in node.ins[1].parts)
         sizes = tuple(part.rows for part in node.ins[1].parts)
         low = Value(f"{y.name}.low", T, len(modules) * rank, Kind.TEMP)
         plain = Value(f"{y.name}.plain", T, y.cols, Kind.TEMP)
@@ -40,14 +41,21 @@ def adapt(graph: Graph, rank: int) -> Graph:
 
 
 def targets(graph: Graph) -> dict[str, tuple[int, int]]:
-    """The modules that can have a delta, and their sizes (output features, input features)."""
+    """The modules that can have a delta, and their sizes (output features, input features).
+
+    Where a linear reads some rows of a module, these are a target of their own: `name[0:64%96]`, as in weights.address.
+    """
     found: dict[str, tuple[int, int]] = {}
     for node in graph.nodes:
         if _takes_deltas(node):
             weight = node.ins[1]
-            found |= {part.name.removesuffix(".weight"): (part.rows, weight.cols) for part in weight.parts}
+            found |= {_module(part): (part.rows, weight.cols) for part in weight.parts}
     return found
 
 
 def _takes_deltas(node: Node) -> bool:
     return isinstance(node.attrs, ops.Linear) and node.layer >= 0 and node.outs[0].rows == T
+
+
+def _module(part: WeightPart) -> str:
+    return re.sub(r"\.weight(?=$|\[|\.T)", "", part.name, count=1)

@@ -6,7 +6,7 @@ An adapter adds scale * B (A x) to the outputs of some modules. Everything in th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.weights.adapter_config import CONFIG, AdapterConfig, AdapterError
-from octavo.weights.spec import CheckpointError, reading
+from octavo.weights.address import output_rows
+from octavo.weights.spec import CheckpointError, base_name, reading
 
 TENSORS = "adapter_model.safetensors"
 
@@ -111,24 +112,27 @@ class _Modules:
         self._file = file
         self._config = config
         self._tensors = tensors
-        self._targets = targets
         self._max_rank = max_rank
+        self._parts: dict[str, list[str]] = {}  # of the model's modules, by their names
+        for part in targets:
+            self._parts.setdefault(base_name(part), []).append(part)
+        self._targets = targets
 
     def read(self) -> dict[str, LowRank]:
-        found = dict.fromkeys(map(self._module_of, self._tensors))
-        for module in self._targets:
-            if module not in found and self._config.targets(module):
+        found = {module: self._here(module) for module in dict.fromkeys(map(self._module_of, self._tensors))}
+        for module in self._parts:
+            if module not in found.values() and self._config.targets(module):
                 name = f"{_PREFIX}{module}{_A}"
                 raise AdapterError(f"{self._file}: tensor {name!r} is missing, though target_modules ask for it")
         if not found:
             raise AdapterError(f"{self._file}: there is no tensor in it")
-        return {module: self._pair(module) for module in found}
+        return {part: low for module, here in found.items() for part, low in self._pairs(module, here)}
 
     def _module_of(self, name: str) -> str:
         """The module that a tensor is for, which the model has and the config names."""
         ends = next((end for end in (_A, _B) if name.endswith(end)), None)
         module = name.removeprefix(_PREFIX).removesuffix(ends or "")
-        if ends is None or not name.startswith(_PREFIX) or module not in self._targets:
+        if ends is None or not name.startswith(_PREFIX) or not self._here(module):
             raise AdapterError(
                 f"{self._file}: tensor {name!r} has no place in this model: matrices lora_A and lora_B of its layers' "
                 "linear modules are served, no embeddings, heads or experts"
@@ -137,18 +141,36 @@ class _Modules:
             raise AdapterError(f"{self._file}: tensor {name!r} is of a module that target_modules do not name")
         return module
 
-    def _pair(self, module: str) -> LowRank:
-        rows, cols = self._targets[module]
+    def _here(self, module: str) -> str:
+        """Its name in this model: whether names begin with `model.` depends on the class that was trained. "": none."""
+        if module in self._parts:
+            return module
+        near = [name for name in self._parts if name.endswith("." + module) or module.endswith("." + name)]
+        return near[0] if len(near) == 1 else ""
+
+    def _pairs(self, module: str, here: str) -> Iterator[tuple[str, LowRank]]:
+        """Of each part of the module: A is of all, B some of its rows."""
+        parts = self._parts[here]
+        sizes = [self._targets[part] for part in parts]
+        total, cols = sum(rows for rows, _ in sizes), sizes[0][1]
         rank, scale = self._config.rank_and_scale(module)
         if rank > self._max_rank:
             raise AdapterError(
                 f"{self._file}: {module} has rank {rank}; this server takes adapters of rank {self._max_rank} at most "
                 "(max_lora_rank)"
             )
-        a, b = self._matrix(module, _A, (rank, cols)), self._matrix(module, _B, (rows, rank))
+        a, b = self._matrix(module, _A, (rank, cols)), self._matrix(module, _B, (total, rank))
         if a.dtype != b.dtype:
             raise AdapterError(f"{self._file}: {module}: lora_A has type {a.dtype}, lora_B has type {b.dtype}")
-        return LowRank(a.data.reshape(rank, -1), b.data.reshape(rows, -1), a.dtype, rank, rows, cols, scale)
+        selected = [output_rows(part, total) for part in parts]
+        whole = np.concatenate([np.zeros(0, np.int64) if rows is None else rows for rows in selected])
+        if not np.array_equal(np.sort(whole), np.arange(total)):
+            raise AdapterError(
+                f"{self._file}: {module} is stored in another order in this model, which is not supported"
+            )
+        for part, rows in zip(parts, selected, strict=True):
+            low = np.ascontiguousarray(b.data.reshape(total, -1)[rows])
+            yield part, LowRank(a.data.reshape(rank, -1), low, a.dtype, rank, len(low), cols, scale)
 
     def _matrix(self, module: str, end: str, shape: tuple[int, int]) -> _Tensor:
         name = f"{_PREFIX}{module}{end}"

@@ -159,3 +159,20 @@ class Addressed:
 
 def _source(info: TensorInfo, part: _Part) -> str:
     return "F32D" if part.transposed and info.source not in _PLAIN else info.source
+
+
+def output_rows(address: str, total: int) -> Rows | None:
+    """Which of `total` output features a part of a linear's weight has; None where it is more than some rows of it."""
+    rows = np.arange(total)
+    for index, first, last, stride, period, block in map(
+        re.Match.groups, _STEP.finditer(address, len(base_name(address)))
+    ):
+        if index is not None or block is not None or (first is None and len(rows) < total):
+            return None
+        if first is not None and period is not None:
+            if int(period) == 0 or len(rows) % int(period):
+                return None
+            rows = rows.reshape(-1, int(period))[:, int(first or 0) : int(last or period)].ravel()
+        elif first is not None:
+            rows = rows[int(first or 0) : int(last) if last else None : int(stride or 1)]
+    return rows
