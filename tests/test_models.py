@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from octavo.backends.reference import ReferenceBackend, forward_logits
 from octavo.graph.ir import DType
-from octavo.models import ARCHITECTURES, build_graph
+from octavo.models import ARCHITECTURES, build_graph, parts
 from octavo.weights import gguf_names
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.spec import Checkpoint, CheckpointError
@@ -223,6 +223,13 @@ def changed(**changes: Any) -> InMemory:
         ({"rope_scaling": {"rope_type": "factors", "factors": 5}}, "rope factors must be a list of numbers"),
         ({"rope_theta": 1e-38, "rope_scaling": {"rope_type": "linear", "factor": 1e-30}}, "expected a number between"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 1.2e-38}, "rope_theta": 1e-2}, "a frequency of"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, "tensor 'model.layers.0.self_attn.q_norm.weight' is missing"),
+        ({"clip_qkv": 8.0}, r"clip_qkv = 8\.0, which is not supported \(it must be absent\)"),
+        ({"use_parallel_residual": True}, "use_parallel_residual = True"),
+        (
+            {"architectures": ["GraniteForCausalLM"], "residual_multiplier": 0},
+            "residual_multiplier = 0, expected a number",
+        ),
         ({"num_hidden_layers": 10**9}, r"tensor 'model\.layers\.999999999\.input_layernorm\.weight' is missing"),
         ({"head_dim": 24}, "head_dim 24 is not supported: a multiple of 16"),
         ({"num_key_value_heads": 4}, "6 attention heads cannot share 4"),
@@ -276,6 +283,22 @@ def test_windows_that_cannot_be_are_named(changes: dict[str, Any], message: str)
     model.config = {**model.config, **changes}
     with pytest.raises(CheckpointError, match=message):
         build_graph(model)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ({}, [9, 9, 9, None, 9]),
+        ({"sliding_window_pattern": 2}, [9, None, 9, None, 9]),
+        ({"sliding_window_pattern": 0}, [9] * 5),
+        ({"sliding_window_pattern": "LLG"}, [9, 9, None, 9, 9]),
+        ({"layer_types": ["full_attention"] * 4 + ["sliding_attention"]}, [None] * 4 + [9]),
+    ],
+)
+def test_patterns_of_windows(pattern: dict[str, Any], expected: list[int | None]) -> None:
+    assert parts.windows({"sliding_window": 9, **pattern}, 5, "p", period=4) == expected
+    with pytest.raises(CheckpointError, match="sliding_window_pattern = 'LX', expected a number or L and G"):
+        parts.windows({"sliding_window": 9, "sliding_window_pattern": "LX"}, 5, "p", period=4)
 
 
 def test_kv_type_follows_the_activations() -> None:
