@@ -136,6 +136,21 @@ def test_an_adapter_is_a_merged_model(name: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(backend_program.logits(), expected, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("name", ["some", "all", "layer"])
+def test_adapters_that_peft_wrote(name: str) -> None:
+    """scripts/peft-adapters wrote them, and the float32 logits that PEFT computes with them."""
+    _, graph = opened("arch/llama", "f32")
+    adapter = read_adapter(DATA / "lora" / name, targets(graph), MAX_RANK)
+    expected = np.load(DATA / "lora" / name / "expected.npz")
+    program = compiled("arch/llama", "f32", [adapter], num_threads=2)
+    batch = step([(expected["ids"], 0, [1, 2], 0)])
+    program.run(batch)
+    found = program.logits()[-len(expected["logits"]) :].copy()
+    np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=2e-3)
+    program.run(batch._replace(adapters=np.zeros(0, np.int32)))
+    assert np.abs(program.logits()[-len(found) :] - found).max() > 0.1
+
+
 @pytest.mark.parametrize(("name", "activations"), [(name, "auto") for name in FAMILIES] + [("arch/llama", "bf16")])
 def test_rows_do_not_notice_their_neighbours(name: str, activations: str, tmp_path: Path) -> None:
     """Each of five sequences has in one step, in chunks, the bits that it has alone: without an adapter those of the
