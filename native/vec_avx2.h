@@ -25,6 +25,83 @@ VEC_INLINE f32x16 min(f32x16 a, f32x16 b) {
   VEC_EACH a.v[i] = _mm256_min_ps(a.v[i], b.v[i]);
   return a;
 }
+VEC_INLINE i32x16 max(i32x16 a, i32x16 b) {
+  VEC_EACH a.v[i] = (i32v)_mm256_max_epi32((__m256i)a.v[i], (__m256i)b.v[i]);
+  return a;
+}
+VEC_INLINE uint32_t bits(mask16 m) {
+  return (uint32_t)_mm256_movemask_ps((__m256)m.v[0]) | (uint32_t)_mm256_movemask_ps((__m256)m.v[1]) << 8;
+}
+
+// masks of the first n lanes
+VEC_INLINE f32x16 load_n(const float* p, int n) {
+  const mask16 m = first_lanes(n);
+  f32x16 r;
+  VEC_EACH r.v[i] = _mm256_maskload_ps(p + 8 * i, (__m256i)m.v[i]);
+  return r;
+}
+VEC_INLINE void store_n(float* p, f32x16 v, int n) {
+  const mask16 m = first_lanes(n);
+  VEC_EACH _mm256_maskstore_ps(p + 8 * i, (__m256i)m.v[i], v.v[i]);
+}
+
+// The tree of vec_avx512.h: lanes i and i + 8, then 4, 2, 1.
+VEC_INLINE float reduce_add(f32x16 a) {
+  const __m256 s = a.v[0] + a.v[1];
+  __m128 b = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+VEC_INLINE float reduce_max(f32x16 a) {
+  const __m256 s = _mm256_max_ps(a.v[0], a.v[1]);
+  __m128 b = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+VEC_INLINE int32_t reduce_max(i32x16 a) {
+  const __m256i s = _mm256_max_epi32((__m256i)a.v[0], (__m256i)a.v[1]);
+  __m128i b = _mm_max_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+  b = _mm_max_epi32(b, _mm_shuffle_epi32(b, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(b, _mm_shuffle_epi32(b, 0xb1)));
+}
+VEC_INLINE int32_t reduce_add(i32x16 a) {
+  const __m256i s = _mm256_add_epi32((__m256i)a.v[0], (__m256i)a.v[1]);
+  __m128i b = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+  b = _mm_add_epi32(b, _mm_shuffle_epi32(b, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(b, _mm_shuffle_epi32(b, 0xb1)));
+}
+
+VEC_INLINE f32v every_second(f32v a, f32v b, bool second) {
+  const __m256d both = (__m256d)(second ? _mm256_shuffle_ps(a, b, 0xdd) : _mm256_shuffle_ps(a, b, 0x88));
+  return (f32v)_mm256_permute4x64_pd(both, 0xd8);
+}
+VEC_INLINE f32x16 even(f32x16 a, f32x16 b) {
+  return {every_second(a.v[0], a.v[1], false), every_second(b.v[0], b.v[1], false)};
+}
+VEC_INLINE f32x16 odd(f32x16 a, f32x16 b) {
+  return {every_second(a.v[0], a.v[1], true), every_second(b.v[0], b.v[1], true)};
+}
+VEC_INLINE f32x16 zip(f32v a, f32v b) {
+  const __m256 first = _mm256_unpacklo_ps(a, b), last = _mm256_unpackhi_ps(a, b);
+  return {_mm256_permute2f128_ps(first, last, 0x20), _mm256_permute2f128_ps(first, last, 0x31)};
+}
+VEC_INLINE f32x16 zip_lo(f32x16 a, f32x16 b) { return zip(a.v[0], b.v[0]); }
+VEC_INLINE f32x16 zip_hi(f32x16 a, f32x16 b) { return zip(a.v[1], b.v[1]); }
+
+// Packing takes turns with the halves of both operands.
+VEC_INLINE __m256i in_order(__m256i packed) { return _mm256_permute4x64_epi64(packed, 0xd8); }
+VEC_INLINE void store_bf16(uint16_t* p, f32x16 a) {
+  const u32x16 u = round_bf16(a);
+  _mm256_storeu_si256((__m256i*)p, in_order(_mm256_packus_epi32((__m256i)u.v[0], (__m256i)u.v[1])));
+}
+VEC_INLINE void store_i16(int16_t* p, i32x16 a) {
+  _mm256_storeu_si256((__m256i*)p, in_order(_mm256_packs_epi32((__m256i)a.v[0], (__m256i)a.v[1])));
+}
+VEC_INLINE void store_i8(int8_t* p, i32x16 a) {
+  const __m256i h = in_order(_mm256_packs_epi32((__m256i)a.v[0], (__m256i)a.v[1]));
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+}
+
 VEC_INLINE f32v part_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 
 VEC_INLINE __m256i quad_of(const int8_t* q) {

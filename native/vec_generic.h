@@ -16,6 +16,87 @@ VEC_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return a * b + c; }
 VEC_INLINE f32x16 max(f32x16 a, f32x16 b) { return select(less(b, a), a, b); }
 VEC_INLINE f32x16 min(f32x16 a, f32x16 b) { return select(less(a, b), a, b); }
 
+VEC_INLINE f32x16 load_n(const float* p, int n) {
+  float lane[16] = {};
+  for (int i = 0; i < n; i++) lane[i] = p[i];
+  return load(lane);
+}
+VEC_INLINE void store_n(float* p, f32x16 v, int n) {
+  float lane[16];
+  store(lane, v);
+  for (int i = 0; i < n; i++) p[i] = lane[i];
+}
+VEC_INLINE i32x16 max(i32x16 a, i32x16 b) { return select(less(b, a), a, b); }
+VEC_INLINE uint32_t bits(mask16 m) {
+  uint32_t r = 0;
+  for (int i = 0; i < 16; i++) r |= (uint32_t)(m.v[i / kLanes][i % kLanes] & 1) << i;
+  return r;
+}
+VEC_INLINE float reduce_add(f32x16 a) {
+  float s[16];
+  store(s, a);
+  for (int h = 8; h; h /= 2)
+    for (int i = 0; i < h; i++) s[i] += s[i + h];
+  return s[0];
+}
+VEC_INLINE float reduce_max(f32x16 a) {
+  float s[16];
+  store(s, a);
+  for (int h = 8; h; h /= 2)
+    for (int i = 0; i < h; i++) s[i] = s[i] > s[i + h] ? s[i] : s[i + h];
+  return s[0];
+}
+VEC_INLINE int32_t reduce_max(i32x16 a) {
+  int32_t s[16];
+  store(s, a);
+  for (int h = 8; h; h /= 2)
+    for (int i = 0; i < h; i++) s[i] = s[i] > s[i + h] ? s[i] : s[i + h];
+  return s[0];
+}
+VEC_INLINE int32_t reduce_add(i32x16 a) {
+  int32_t lane[16], s = 0;
+  store(lane, a);
+  for (int i = 0; i < 16; i++) s += lane[i];
+  return s;
+}
+
+VEC_INLINE f32x16 every_second(f32x16 a, f32x16 b, int first) {
+  float in[32], out[16];
+  store(in, a), store(in + 16, b);
+  for (int i = 0; i < 16; i++) out[i] = in[2 * i + first];
+  return load(out);
+}
+VEC_INLINE f32x16 even(f32x16 a, f32x16 b) { return every_second(a, b, 0); }
+VEC_INLINE f32x16 odd(f32x16 a, f32x16 b) { return every_second(a, b, 1); }
+VEC_INLINE f32x16 zip_from(f32x16 a, f32x16 b, int first) {
+  float x[16], y[16], out[16];
+  store(x, a), store(y, b);
+  for (int i = 0; i < 8; i++) out[2 * i] = x[first + i], out[2 * i + 1] = y[first + i];
+  return load(out);
+}
+VEC_INLINE f32x16 zip_lo(f32x16 a, f32x16 b) { return zip_from(a, b, 0); }
+VEC_INLINE f32x16 zip_hi(f32x16 a, f32x16 b) { return zip_from(a, b, 8); }
+
+VEC_INLINE void store_bf16(uint16_t* p, f32x16 a) {
+  u32x16 u = round_bf16(a);
+  VEC_EACH {
+    u16v h = __builtin_convertvector(u.v[i], u16v);
+    memcpy(p + i * kLanes, &h, sizeof h);
+  }
+}
+VEC_INLINE void store_i8(int8_t* p, i32x16 a) {
+  VEC_EACH {
+    i8v b = __builtin_convertvector(a.v[i], i8v);
+    memcpy(p + i * kLanes, &b, sizeof b);
+  }
+}
+VEC_INLINE void store_i16(int16_t* p, i32x16 a) {
+  VEC_EACH {
+    i16h h = __builtin_convertvector(a.v[i], i16h);
+    memcpy(p + i * kLanes, &h, sizeof h);
+  }
+}
+
 // The exponent moves from bias 15 to 127 by a multiplication, which also makes subnormals normal.
 VEC_INLINE f32v part_f16(const uint16_t* p) {
   u16v narrow;

@@ -80,16 +80,6 @@ VEC_INLINE f32x16 load_f16(const uint16_t* p) {
 VEC_INLINE void store(float* p, f32x16 a) { VEC_EACH memcpy(p + i * kLanes, &a.v[i], sizeof a.v[i]); }
 VEC_INLINE void store(int32_t* p, i32x16 a) { VEC_EACH memcpy(p + i * kLanes, &a.v[i], sizeof a.v[i]); }
 VEC_INLINE void store_line(void* p, i32x16 a) { store((int32_t*)p, a); }
-VEC_INLINE f32x16 load_n(const float* p, int n) {
-  float lane[16] = {};
-  for (int i = 0; i < n; i++) lane[i] = p[i];
-  return load(lane);
-}
-VEC_INLINE void store_n(float* p, f32x16 v, int n) {
-  float lane[16];
-  store(lane, v);
-  for (int i = 0; i < n; i++) p[i] = lane[i];
-}
 VEC_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 VEC_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
@@ -180,7 +170,6 @@ VEC_INLINE mask16 equal(i32x16 a, i32x16 b) {
   VEC_EACH m.v[i] = a.v[i] == b.v[i];
   return m;
 }
-VEC_INLINE i32x16 max(i32x16 a, i32x16 b) { return select(less(b, a), a, b); }
 VEC_INLINE mask16 both(mask16 a, mask16 b) {
   VEC_EACH a.v[i] &= b.v[i];
   return a;
@@ -190,60 +179,10 @@ VEC_INLINE mask16 either(mask16 a, mask16 b) {
   return a;
 }
 VEC_INLINE mask16 first_lanes(int n) { return less(iota(), set1_i32(n)); }
-VEC_INLINE uint32_t bits(mask16 m) {
-  uint32_t r = 0;
-  for (int i = 0; i < 16; i++) r |= (uint32_t)(m.v[i / kLanes][i % kLanes] & 1) << i;
-  return r;
-}
 VEC_INLINE f32x16 abs(f32x16 a) {
   VEC_EACH a.v[i] = (f32v)((i32v)a.v[i] & 0x7fffffff);
   return a;
 }
-
-VEC_INLINE float reduce_add(f32x16 a) {
-  float s[16];
-  store(s, a);
-  for (int h = 8; h; h /= 2)
-    for (int i = 0; i < h; i++) s[i] += s[i + h];
-  return s[0];
-}
-VEC_INLINE float reduce_max(f32x16 a) {
-  float s[16];
-  store(s, a);
-  for (int h = 8; h; h /= 2)
-    for (int i = 0; i < h; i++) s[i] = s[i] > s[i + h] ? s[i] : s[i + h];
-  return s[0];
-}
-VEC_INLINE int32_t reduce_max(i32x16 a) {
-  int32_t s[16];
-  store(s, a);
-  for (int h = 8; h; h /= 2)
-    for (int i = 0; i < h; i++) s[i] = s[i] > s[i + h] ? s[i] : s[i + h];
-  return s[0];
-}
-VEC_INLINE int32_t reduce_add(i32x16 a) {
-  int32_t lane[16], s = 0;
-  store(lane, a);
-  for (int i = 0; i < 16; i++) s += lane[i];
-  return s;
-}
-
-VEC_INLINE f32x16 every_second(f32x16 a, f32x16 b, int first) {
-  float in[32], out[16];
-  store(in, a), store(in + 16, b);
-  for (int i = 0; i < 16; i++) out[i] = in[2 * i + first];
-  return load(out);
-}
-VEC_INLINE f32x16 even(f32x16 a, f32x16 b) { return every_second(a, b, 0); }
-VEC_INLINE f32x16 odd(f32x16 a, f32x16 b) { return every_second(a, b, 1); }
-VEC_INLINE f32x16 zip_from(f32x16 a, f32x16 b, int first) {
-  float x[16], y[16], out[16];
-  store(x, a), store(y, b);
-  for (int i = 0; i < 8; i++) out[2 * i] = x[first + i], out[2 * i + 1] = y[first + i];
-  return load(out);
-}
-VEC_INLINE f32x16 zip_lo(f32x16 a, f32x16 b) { return zip_from(a, b, 0); }
-VEC_INLINE f32x16 zip_hi(f32x16 a, f32x16 b) { return zip_from(a, b, 8); }
 
 VEC_INLINE u32x16 widen_u16(const uint16_t* p) {
   u32x16 r;
@@ -277,26 +216,7 @@ VEC_INLINE u32x16 round_bf16(f32x16 a) {  // the bf16 in the low half of each la
   u32x16 u = as_u32(a), r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, nan = (u >> 16) | 0x40u;
   return as_u32(select(equal(a, a), as_i32(r), as_i32(nan)));
 }
-VEC_INLINE void store_bf16(uint16_t* p, f32x16 a) {
-  u32x16 u = round_bf16(a);
-  VEC_EACH {
-    u16v h = __builtin_convertvector(u.v[i], u16v);
-    memcpy(p + i * kLanes, &h, sizeof h);
-  }
-}
 VEC_INLINE i32x16 bf16_pairs(f32x16 lo, f32x16 hi) { return as_i32(round_bf16(lo) | round_bf16(hi) << 16); }
-VEC_INLINE void store_i8(int8_t* p, i32x16 a) {
-  VEC_EACH {
-    i8v b = __builtin_convertvector(a.v[i], i8v);
-    memcpy(p + i * kLanes, &b, sizeof b);
-  }
-}
-VEC_INLINE void store_i16(int16_t* p, i32x16 a) {
-  VEC_EACH {
-    i16h h = __builtin_convertvector(a.v[i], i16h);
-    memcpy(p + i * kLanes, &h, sizeof h);
-  }
-}
 VEC_INLINE i32x16 even_s8(i32x16 line) {
   VEC_EACH line.v[i] = (i32v)((i16v)line.v[i] << 8 >> 8);
   return line;

@@ -1,4 +1,5 @@
-// Products on one thread, against ceilings measured in the same run: the peak of the dot instruction, a streaming read.
+// Products on one thread, against ceilings measured in the same run: the peak of the dot instruction (AVX2: of the
+// instructions that make one), a streaming read.
 // usage: bench_gemm [--isa NAME]
 #include "../tests/check.h"
 #include "ceiling.h"
@@ -55,7 +56,7 @@ int main(int argc, char** argv) {
   printf("streaming read %.1f GB/s\n", stream * 1e-9);
   for (const Kernels* kernels : levels(argc, argv))
     for (const Pair& p : kPairs) {
-      const double peak = bench::peak_ops(kernels->name, p.act);
+      const double peak = bench::peak_ops(kernels->name, p.act, p.format);
       printf("%s %s x %s: peak %.0f GOP/s\n", kernels->name, name_of(p.format), name_of(p.act), peak * 1e-9);
       for (int k : {576, 1536, 2048})
         for (int rows : {1, 4, 16, 64, 512}) {

@@ -43,21 +43,45 @@ template <class Run> double best_seconds(int repeats, Run run) {
              : "rcx", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", \
                "xmm11", "xmm14", "xmm15");                                                                     \
    }))
+
+// AVX2 has no dot of bytes: what a group of 32 K x 8 columns takes from registers, four groups at a time. 4-bit weights
+// add eight products in 16 bits; 8-bit ones are signed and widened each.
+#define CEILING_U4(sum, p)                                                                                           \
+  "vpmaddubsw %%ymm14, %%ymm15, %%ymm" #p "\n" CEILING_U4_NEXT(p) CEILING_U4_NEXT(p) CEILING_U4_NEXT(p)              \
+      CEILING_U4_NEXT(p) CEILING_U4_NEXT(p) CEILING_U4_NEXT(p) CEILING_U4_NEXT(p)                                     \
+          "vpmaddwd %%ymm14, %%ymm" #p ", %%ymm" #p "\n vpaddd %%ymm" #p ", %%ymm" #sum ", %%ymm" #sum "\n"
+#define CEILING_U4_NEXT(p) \
+  "vpmaddubsw %%ymm14, %%ymm15, %%ymm12\n vpaddw %%ymm12, %%ymm" #p ", %%ymm" #p "\n"
+#define CEILING_S8_NEXT(sum, p)                                                                                    \
+  "vpsignb %%ymm14, %%ymm15, %%ymm" #p "\n vpmaddubsw %%ymm" #p ", %%ymm15, %%ymm" #p "\n"                         \
+  "vpmaddwd %%ymm14, %%ymm" #p ", %%ymm" #p "\n vpaddd %%ymm" #p ", %%ymm" #sum ", %%ymm" #sum "\n"
+#define CEILING_S8(sum, p)                                                                                      \
+  CEILING_S8_NEXT(sum, p) CEILING_S8_NEXT(sum, p) CEILING_S8_NEXT(sum, p) CEILING_S8_NEXT(sum, p)              \
+      CEILING_S8_NEXT(sum, p) CEILING_S8_NEXT(sum, p) CEILING_S8_NEXT(sum, p) CEILING_S8_NEXT(sum, p)
+#define CEILING_GROUPS(group)                                                                                  \
+  (4e5 / best_seconds(20, [] {                                                                                 \
+     asm volatile(                                                                                             \
+         "vxorps %%ymm14, %%ymm14, %%ymm14\n vxorps %%ymm15, %%ymm15, %%ymm15\n mov $100000, %%rcx\n"          \
+         ".p2align 5\n 1:\n" group(0, 4) group(1, 5) group(2, 6) group(3, 7) "dec %%rcx\n jnz 1b\n" ::         \
+             : "rcx", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm12", "xmm14", "xmm15"); \
+   }))
 // clang-format on
 
-// Operations a second (a multiply-add is two) of a level's best instruction for products with such activations, twelve
-// chains at a time; 0 where the level has no instruction of its own.
-inline double peak_ops(const char* isa, Act act) {
+// Operations a second (a multiply-add is two) of a level's best instruction for products of such weights and activations,
+// twelve chains at a time; 0 where the level has no instruction of its own.
+inline double peak_ops(const char* isa, Act act, Format format = Format::W8) {
   if (!strcmp(isa, "avx512"))
     return act == Act::A8     ? CEILING_RATE("vpdpbusd", "zmm") * 128
            : act == Act::BF16 ? CEILING_RATE("vdpbf16ps", "zmm") * 64
                               : CEILING_RATE("vfmadd231ps", "zmm") * 32;
   if (!strcmp(isa, "avx2"))
-    return act == Act::A8 ? CEILING_RATE("vpmaddwd", "ymm") * 32 : CEILING_RATE("vfmadd231ps", "ymm") * 16;
+    return act != Act::A8         ? CEILING_RATE("vfmadd231ps", "ymm") * 16
+           : format == Format::W8 ? CEILING_GROUPS(CEILING_S8) * 512
+                                  : CEILING_GROUPS(CEILING_U4) * 512;
   return 0;
 }
 #else
-inline double peak_ops(const char*, Act) { return 0; }
+inline double peak_ops(const char*, Act, Format = Format::W8) { return 0; }
 #endif
 
 // Bytes a second of a streaming read of [p, p + n), n a multiple of 4096
