@@ -37,8 +37,20 @@ ACT_ORDER = {"hidden_size": 64, "intermediate_size": 96}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True, "checkpoint_format": "gptq"}
 
 
+_ORDERS = {"o_proj": 1, "gate_proj": 2, "up_proj": 3, "down_proj": 4}
+
+
 def with_act_order(module: str, rng: Rng, rows: int, cols: int) -> Written:
     """Queries, keys and values are sorted alike; gate and up are not, so that they cannot be one weight."""
+    return _sorted(module, rng, rows, cols, _ORDERS)
+
+
+def sorted_alike(module: str, rng: Rng, rows: int, cols: int) -> Written:
+    """Parts of one weight are sorted alike, as GPTQ sorts them."""
+    return _sorted(module, rng, rows, cols, {**_ORDERS, "up_proj": _ORDERS["gate_proj"]})
+
+
+def _sorted(module: str, rng: Rng, rows: int, cols: int, orders: dict[str, int]) -> Written:
     stem = module.rpartition(".")[2]
-    order = np.random.default_rng({"o_proj": 1, "gate_proj": 2, "up_proj": 3, "down_proj": 4}.get(stem, 0))
+    order = np.random.default_rng(orders.get(stem, 0))
     return gptq(rng, rows, cols, 4, 32, symmetric=stem in ("q_proj", "gate_proj"), act_order=order)

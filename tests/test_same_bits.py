@@ -23,6 +23,7 @@ from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress, pooled
 from octavo.pooling import Pooling
 from octavo.request import FinishReason, Request, SamplingParams, TokenLogprobs
+from tests.quantised_model import ACT_ORDER, GPTQ, save_quantised, sorted_alike
 from tests.random_blocks import MIXED, write_mixed
 from tests.random_model import WINDOWS, random_model, save
 
@@ -326,6 +327,12 @@ MODELS = [
 @pytest.mark.parametrize("name", MODELS)
 def test_bits_do_not_depend_on_the_schedule(data: Path, name: str) -> None:
     assert_reached(check_model(data / name, num_requests=16, num_schedules=4, seed=0))
+
+
+def test_bits_of_sorted_columns(tmp_path: Path) -> None:
+    """Weights of GPTQ with act-order, with and without zero points: their inputs are sorted."""
+    path = save_quantised(tmp_path / "act-order", GPTQ, sorted_alike, **ACT_ORDER)
+    assert_reached(check_model(path, num_requests=16, num_schedules=4, seed=0))
 
 
 def test_bits_of_int8_caches(data: Path) -> None:
