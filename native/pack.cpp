@@ -231,16 +231,15 @@ void pack(Format f, const uint8_t* src, size_t row_bytes, int n, int k, uint8_t*
     switch (f) {
       case Format::F32: pack_floats<uint32_t, false>(rows, row_bytes, cols, k, to); break;
       case Format::F16: pack_floats<uint16_t, false>(rows, row_bytes, cols, k, to); break;
-      case Format::BF16: pack_floats<uint16_t, true>(rows, row_bytes, cols, k, to); break;
-#define BLOCKS(F) \
-  case Format::F: pack_blocks<Format::F>(rows, row_bytes, cols, k, to); break;
-        BLOCKS(W8)
-        BLOCKS(W4)
-        BLOCKS(W4F)
-        BLOCKS(W5)
-        BLOCKS(W5F) BLOCKS(W4N) BLOCKS(W4M) BLOCKS(W4V) BLOCKS(W4Z) BLOCKS(W4Z64) BLOCKS(W8Z64) BLOCKS(F8) BLOCKS(W2K)
-            BLOCKS(W3K) BLOCKS(W4K) BLOCKS(W5K) BLOCKS(W6K) BLOCKS(W4X)
+      case Format::BF16:
+        pack_floats<uint16_t, true>(rows, row_bytes, cols, k, to);
+        break;
+        // clang-format off: a table
+#define BLOCKS(F) case Format::F: pack_blocks<Format::F>(rows, row_bytes, cols, k, to); break;
+      BLOCKS(W8) BLOCKS(W4) BLOCKS(W4F) BLOCKS(W5) BLOCKS(W5F) BLOCKS(W4N) BLOCKS(W4M) BLOCKS(W4V) BLOCKS(W4Z)
+      BLOCKS(W4Z64) BLOCKS(W8Z64) BLOCKS(F8) BLOCKS(W2K) BLOCKS(W3K) BLOCKS(W4K) BLOCKS(W5K) BLOCKS(W6K) BLOCKS(W4X)
 #undef BLOCKS
+        // clang-format on
     }
   }
 }

@@ -354,6 +354,24 @@ def test_bits_of_every_quantised_format(tmp_path: Path) -> None:
     assert_reached(check_model(write_mixed(tmp_path / "mixed.gguf", MIXED), 16, 4, seed=0))
 
 
+OTHERS = {
+    "awq/awq_g64": "w4z64",
+    "fp8-block/llama_fp8_block": "f8",
+    "gptq/gptq_4b_g32_asym_act0": "w4z",
+    "compressed-tensors/w8a16_channel": "w8z64",
+}
+"""Quantised checkpoints and their packed formats: the last two share the product of the first, and are left to long runs."""
+
+
+@pytest.mark.parametrize(
+    "name", [*list(OTHERS)[:2], *(pytest.param(name, marks=pytest.mark.long) for name in list(OTHERS)[2:])]
+)
+def test_bits_of_other_packed_formats(fixtures: Path, name: str) -> None:
+    """One schedule: the paths are those of the other formats."""
+    seen = check_model(fixtures / "quant" / name, num_requests=16, num_schedules=1, seed=0)
+    assert seen.mixed_steps > 0 and seen.chunked > 0 and seen.largest_batch > 4
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("seed", range(1, 9))

@@ -1,4 +1,4 @@
-"""Models in the formats of GGUF: files of llama.cpp's own quantisation tool against their dequantised weights in float32,
+"""Models in every packed format: GGUF files of llama.cpp's own quantisation tool against their dequantised weights in float32,
 and models of random blocks of every format."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from octavo import _native
 from octavo.backends.cpu import CpuBackend
@@ -78,15 +79,28 @@ def test_reference_in_float32(case: Case, request: pytest.FixtureRequest) -> Non
 
 @pytest.mark.parametrize("activations", ["auto", "bf16"])
 def test_native_with_rounded_activations(case: Case, activations: str) -> None:
-    program = native(build_graph(case.checkpoint, activations), case)
-    worst = 0.0
+    """Logits near those of the dequantised weights, and the perplexity of the continued prompts within 1 % of theirs."""
+    program, strict = (native(build_graph(case.checkpoint, a), case) for a in (activations, "f32"))
+    worst, scores = 0.0, []
     for i in range(3):
         ids = case.whole(i)
-        logits = logits_of(program, ids, [len(ids)], table(len(ids)))
+        logits, exact = (logits_of(p, ids, [len(ids)], table(len(ids))) for p in (program, strict))
         case.check(i, logits, 0.5, 0.998)
         case.check_greedy(i, logits, 0.5)
-        worst = max(worst, float(np.abs(logits[case.expected[f"pos_{i}"]] - case.expected[f"logits_{i}"]).max()))
-    print(f"{case.meta['ftype']}, activations {activations}: logits differ by {worst:.3f} at most")
+        worst = max(worst, float(np.abs(logits - exact).max()))
+        scores.append((negative_logprobs(logits, ids), negative_logprobs(exact, ids)))
+    found, expected = (np.exp(np.concatenate(s).mean()) for s in zip(*scores, strict=True))
+    loss = found / expected - 1
+    print(f"{case.meta['ftype']}, activations {activations}: logits differ by {worst:.3f}, perplexity by {loss:+.3%}")
+    assert abs(loss) < 0.01
+
+
+def negative_logprobs(logits: NDArray[np.float32], ids: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Of each token but the first, under the logits before it."""
+    wide = logits[:-1].astype(np.float64)
+    total = np.log(np.exp(wide - wide.max(axis=1, keepdims=True)).sum(axis=1)) + wide.max(axis=1)
+    scores: NDArray[np.float64] = total - wide[np.arange(len(wide)), ids[1:]]
+    return scores
 
 
 @pytest.mark.parametrize("isa", _native.isa_levels())
@@ -96,5 +110,23 @@ def test_operations_of_every_format(tmp_path: Path, isa: str, activations: str) 
     checkpoint = open_checkpoint(write_mixed(tmp_path / "mixed.gguf", MIXED))
     graph = build_graph(checkpoint, activations)
     assert {part.format for value in graph.weights() for part in value.parts} >= {PACKED[source] for source in MIXED}
+    wrong = diff(graph, checkpoint, CpuBackend(isa=isa, num_threads=1, fuse=False, reuse=False))
+    assert wrong is None, str(wrong)
+
+
+@pytest.mark.parametrize("isa", _native.isa_levels())
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [
+        ("gptq/gptq_4b_g32_asym_act0", "w4z"),
+        ("awq/awq_g64", "w4z64"),
+        ("compressed-tensors/w8a16_channel", "w8z64"),
+        ("fp8-block/llama_fp8_block", "f8"),
+    ],
+)
+def test_operations_of_formats_of_other_checkpoints(fixtures: Path, name: str, packed: str, isa: str) -> None:
+    checkpoint = open_checkpoint(fixtures / "quant" / name)
+    graph = build_graph(checkpoint)
+    assert packed in {part.format for value in graph.weights() for part in value.parts}
     wrong = diff(graph, checkpoint, CpuBackend(isa=isa, num_threads=1, fuse=False, reuse=False))
     assert wrong is None, str(wrong)
