@@ -127,6 +127,7 @@ void Program::execute(const Node& n, const Step& step, int worker) {
     }
     case Op::Linear:
     case Op::LinearAdd:
+    case Op::LinearActRound:
     case Op::LinearActMulRound:
       if (rows) linear(n, step, worker);
       break;
@@ -192,14 +193,15 @@ void Program::execute(const Node& n, const Step& step, int worker) {
 void Program::linear(const Node& n, const Step& step, int worker) {
   const int rows = rows_of(n.out, step);
   const Activation x = activation(n.a, step.plan, rows), y = activation(n.out, step.plan, rows);
-  const bool fused = n.op == Op::LinearActMulRound;
+  const bool gated = n.op == Op::LinearActMulRound, fused = gated || n.op == Op::LinearActRound;
   GemmArgs args{};
   args.x = &x;
-  args.epilogue = fused ? Epilogue::SiluMulRound : n.op == Op::LinearAdd ? Epilogue::Add : Epilogue::Store;
-  if (fused) {
-    args.w_up = &weights_[static_cast<size_t>(n.weights[1])];
-    args.act = &y;
-  }
+  args.epilogue = gated                   ? Epilogue::ActMulRound
+                  : fused                 ? Epilogue::ActRound
+                  : n.op == Op::LinearAdd ? Epilogue::Add
+                                          : Epilogue::Store;
+  if (gated) args.w_up = &weights_[static_cast<size_t>(n.weights[1])];
+  if (fused) args.act = &y, args.kind = n.act;
   const size_t parts = fused ? 1 : n.weights.size();
   auto run = [&](Range tasks) {
     int first = 0, col = 0;

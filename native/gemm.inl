@@ -242,13 +242,35 @@ GEMM_TILE static void finish_store(const GemmArgs& a, int col, int row, int n, c
     }
 }
 
-GEMM_TILE static void finish_silu_mul(const GemmArgs& a, int task, int row, int n, const float* gate, const float* up) {
-  for (int r = 0; r < n; r++, gate += 32, up += 32) {
-    put32(*a.act, row + r, task, silu(load(gate)) * load(up), silu(load(gate + 16)) * load(up + 16));
+// up: null for ActRound. The weights have a multiple of 32 columns.
+template <ActKind K>
+GEMM_TILE static void finish_act(const GemmArgs& a, int task, int row, int n, const float* gate, const float* up) {
+  for (int r = 0; r < n; r++) {
+    f32x16 v[2];
+    for (int i = 0; i < 2; i++) {
+      f32x16 g = load(gate + r * 32 + 16 * i), u = up ? load(up + r * 32 + 16 * i) : zero();
+      const int col = task * kTaskCols + 16 * i;
+      if (a.bias) g = g + load_cols(a.bias, col, a.w->n);
+      if (a.bias && up) u = u + load_cols(a.bias + a.w->n, col, a.w->n);
+      if constexpr (K != ActKind::SwigluOai)
+        if (!up) {
+          v[i] = act<K>(g);
+          continue;
+        }
+      v[i] = act_mul<K>(g, u);
+    }
+    put32(*a.act, row + r, task, v[0], v[1]);
     if ((task + 1) * kTaskCols >= a.w->n_pad)  // nobody else writes the padding to 64 columns
       for (int g = task + 1; g < a.act->k_pad / 32; g++) put32(*a.act, row + r, g, zero(), zero());
   }
 }
+
+using FinishAct = void (*)(const GemmArgs&, int, int, int, const float*, const float*);
+constexpr FinishAct kFinishAct[kActKinds] = {
+    finish_act<ActKind::Silu>,      finish_act<ActKind::Gelu>, finish_act<ActKind::GeluTanh>,
+    finish_act<ActKind::GeluQuick>, finish_act<ActKind::Relu>, finish_act<ActKind::Relu2>,
+    finish_act<ActKind::Sigmoid>,   finish_act<ActKind::Tanh>, finish_act<ActKind::SwigluOai>,
+};
 
 static void scale_columns(const float* factor, int n, float* y) {
   for (int r = 0; r < n; r++, y += 32)
@@ -264,10 +286,12 @@ template <class Product> static void gemm(const GemmArgs& a, int task0, int task
       n = (rows - row + tiles - 1) / tiles;  // tiles of nearly the same size: small ones are the slowest
       Product::run(*a.w, *a.x, task, row, n, y);
       if (a.w->factor) scale_columns(a.w->factor + task * kTaskCols, n, y);
-      if (a.epilogue == Epilogue::SiluMulRound) {
+      if (a.epilogue == Epilogue::ActMulRound) {
         Product::run(*a.w_up, *a.x, task, row, n, up);
         if (a.w_up->factor) scale_columns(a.w_up->factor + task * kTaskCols, n, up);
-        finish_silu_mul(a, task, row, n, y, up);
+        kFinishAct[(int)a.kind](a, task, row, n, y, up);
+      } else if (a.epilogue == Epilogue::ActRound) {
+        kFinishAct[(int)a.kind](a, task, row, n, y, nullptr);
       } else {
         finish_store(a, task * kTaskCols, row, n, y);
       }

@@ -132,22 +132,24 @@ constexpr int kActKinds = 9;
 
 // ---------------------------------------------------------------- gemm
 enum class Epilogue : uint8_t {
-  Store,         // out[row][col] = y
-  Add,           // out[row][col] = residual[row][col] + y   (out may be residual)
-  SiluMulRound,  // w is the gate, w_up the up weight: act.put(silu(y_gate) * y_up), 32 columns a task
+  Store,        // out[row][col] = y
+  Add,          // out[row][col] = residual[row][col] + y   (out may be residual)
+  ActRound,     // act.put(kind(y)), 32 columns a task
+  ActMulRound,  // w is the gate, w_up the up weight: act.put(kind(y_gate) * y_up), 32 columns a task
 };
 
 struct GemmArgs {
   const Weight* w;
-  const Weight* w_up;  // SiluMulRound only
+  const Weight* w_up;  // ActMulRound only
   const Activation* x;
-  const float* bias;  // [n] or null
+  const float* bias;  // [n] or null; with w_up [2n]
   Epilogue epilogue;
   float* out;  // first column of this weight in the output
   int64_t ld_out;
   const float* residual;
   int64_t ld_residual;
-  const Activation* act;  // SiluMulRound: where to round to (F32 act: plain store)
+  const Activation* act;  // ActRound and ActMulRound: where to round to (F32 act: plain store)
+  ActKind kind;
 };
 
 // ---------------------------------------------------------------- KV cache

@@ -11,12 +11,31 @@ namespace octavo {
 namespace {
 
 constexpr const char* kNames[kOps] = {
-    "embed",       "rms_norm",    "layer_norm",    "round",
-    "norm_round",  "linear",      "linear_add",    "linear_act_mul_round",
-    "rope",        "kv_write",    "rope_kv_write", "attention",
-    "act",         "act_mul",     "scale",         "softcap",
-    "clamp",       "mul",         "add",           "gather_rows",
-    "gather_cols", "lora_shrink", "lora_expand",   "sample",
+    "embed",
+    "rms_norm",
+    "layer_norm",
+    "round",
+    "norm_round",
+    "linear",
+    "linear_add",
+    "linear_act_round",
+    "linear_act_mul_round",
+    "rope",
+    "kv_write",
+    "rope_kv_write",
+    "attention",
+    "act",
+    "act_mul",
+    "scale",
+    "softcap",
+    "clamp",
+    "mul",
+    "add",
+    "gather_rows",
+    "gather_cols",
+    "lora_shrink",
+    "lora_expand",
+    "sample",
 };
 constexpr const char* kActNames[kActKinds] = {
     "silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "sigmoid", "tanh", "swiglu_oai",
@@ -82,6 +101,7 @@ class NodeCheck {
       case Op::Round: return round();
       case Op::Linear:
       case Op::LinearAdd:
+      case Op::LinearActRound:
       case Op::LinearActMulRound: return linear();
       case Op::Rope:
       case Op::KvWrite:
@@ -186,16 +206,19 @@ class NodeCheck {
       const WeightSpec &gate = weight(node_.weights[0]), &up = weight(node_.weights[1]);
       need(gate.format == up.format && gate.n == up.n && gate.n % kTaskCols == 0,
            gate.name + " and " + up.name + " do not match");
-      need(node_.out.cols == gate.n && y.act != Act::F32 && node_.vector < 0,
-           "output has the wrong size or type, or there is a bias");
+      need(node_.out.cols == gate.n && y.act != Act::F32, "output has the wrong size or type");
+      if (node_.vector >= 0) vector(n);
+      return;
+    }
+    if (node_.vector >= 0) vector(n);
+    if (node_.op == Op::LinearActRound) {
+      need(node_.weights.size() == 1 && n % kTaskCols == 0, "takes one weight of a multiple of 32 columns");
+      need(node_.out.cols == n && y.act != Act::F32, "output has the wrong size or type");
+      need(kernels_.act[static_cast<int>(node_.act)], "there is no such activation of one input");
       return;
     }
     f32(node_.out, "output", n);
-    if (node_.vector >= 0) vector(n);
-    if (node_.op == Op::LinearAdd) {
-      same_rows(f32(node_.b, "residual", n), y);
-      need(node_.vector < 0, "takes no bias");
-    }
+    if (node_.op == Op::LinearAdd) same_rows(f32(node_.b, "residual", n), y);
   }
   void group() const {
     need(node_.group >= 0 && node_.group < static_cast<int>(spec_.groups.size()), "KV group is missing");

@@ -24,6 +24,7 @@ enum class Op : uint8_t {
   NormRound,
   Linear,
   LinearAdd,
+  LinearActRound,
   LinearActMulRound,
   Rope,
   KvWrite,
@@ -42,7 +43,7 @@ enum class Op : uint8_t {
   LoraExpand,
   Sample,
 };
-constexpr int kOps = 24;
+constexpr int kOps = 25;
 const char* op_name(Op op);
 Op op_of(const std::string& name);             // throws std::invalid_argument naming it
 ActKind act_kind_of(const std::string& name);  // as op_of

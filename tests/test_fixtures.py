@@ -92,8 +92,8 @@ def test_reference(case: Case, request: pytest.FixtureRequest) -> None:
         case.check_greedy(i, logits)
 
 
-def native(graph: Graph, case: Case) -> Any:
-    backend = CpuBackend(num_threads=1)
+def native(graph: Graph, case: Case, fuse: bool = True) -> Any:
+    backend = CpuBackend(num_threads=1, fuse=fuse)
     state = backend.make_state(graph, [NUM_BLOCKS] * len(graph.groups))
     return backend.compile(graph, backend.pack(graph, case.checkpoint), state, LIMITS)
 
@@ -127,6 +127,8 @@ def test_native_in_the_own_format(case: Case, family: str) -> None:
         most = 3 * case.meta["max_abs_bf16_compute_vs_f32"]
         case.check(i, logits, most, 0.99, 0.9 if experts else 1.0)
         case.check_greedy(i, logits, 1.0)
+        if i == 1:
+            same_bits(logits, logits_of(native(graph, case, fuse=False), ids, [len(ids)], table(len(ids))))
 
 
 def test_the_others_are_refused_by_name(fixtures: Path) -> None:

@@ -318,10 +318,9 @@ MODELS = [
     "gguf/tiny-llama-f16_bf16.gguf",
     "arch/llama",
     "arch/qwen2",
-    "arch/mpt",
     "arch/stablelm_parallel",
 ]
-"""The formats, biases behind a linear, ALiBi with layer norms, norms of heads in blocks in parallel."""
+"""The formats, biases behind a linear, norms of heads in blocks in parallel."""
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -338,6 +337,13 @@ def test_bits_of_sorted_columns(tmp_path: Path) -> None:
 def test_bits_of_int8_caches(data: Path) -> None:
     """Against int8 caches alone."""
     assert_reached(check_model(data / "gguf/tiny-llama-q8_0.gguf", 16, 4, seed=0, kv_dtype="int8"))
+
+
+def test_bits_of_alibi_and_layer_norms(data: Path) -> None:
+    """Of one layer: its blocks are too few to go to disk."""
+    seen = check_model(data / "arch/mpt", 16, 4, seed=0)
+    assert seen.preemptions > 0 and seen.partial_hits > 0 and seen.chunked > 0 and seen.forks > 0
+    assert seen.longest_context > 2 * KV_SPLIT and seen.threads >= {1, 2}
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])

@@ -174,7 +174,7 @@ void round_all(const Kernels& kernels, const float* x, int k, OwnActivation& y) 
 }
 
 GemmArgs store_args(const Weight& w, const Activation& x, float* out, int64_t ld) {
-  return {&w, nullptr, &x, nullptr, Epilogue::Store, out, ld, nullptr, 0, nullptr};
+  return {&w, nullptr, &x, nullptr, Epilogue::Store, out, ld, nullptr, 0, nullptr, {}};
 }
 
 struct Case {
@@ -264,15 +264,33 @@ struct Case {
     gemm()(store_args(up.w, a.view, up_y.data(), n), 0, tasks);
     kernels.act_mul[int(ActKind::Silu)](gate_y.data(), n, up_y.data(), n, product.data(), n, n, 0, rows);
     for (Act out : {Act::F32, Act::BF16, Act::A8}) {
-      OwnActivation separate(out, rows, n), fused(out, rows, n);
-      round_all(kernels, product.data(), n, separate);
-      GemmArgs f = {&w, &up.w, &a.view, nullptr, Epilogue::SiluMulRound, nullptr, 0, nullptr, 0, &fused.view};
-      gemm()(f, tasks / 2, tasks);
-      gemm()(f, 0, tasks / 2);
-      expect(fused.intact(), "%s: silu_mul_round wrote outside", what().c_str());
-      expect(fused.same_bits(separate), "%s: silu_mul_round to %s differs from separate passes", what().c_str(),
-             name_of(out));
+      GemmArgs f = {&w, &up.w, &a.view, nullptr, Epilogue::ActMulRound, nullptr, 0, nullptr, 0, nullptr, ActKind::Silu};
+      act_round(f, product, out);
     }
+    if (n % kTaskCols) return;  // other activations and biases
+    std::vector<float> biases = random_rows(1, 2 * n, random);
+    for (int r = 0; r < rows; r++)
+      for (int c = 0; c < n; c++) gate_y[(size_t)r * n + c] += biases[c], up_y[(size_t)r * n + c] += biases[n + c];
+    kernels.act_mul[int(ActKind::GeluTanh)](gate_y.data(), n, up_y.data(), n, product.data(), n, n, 0, rows);
+    GemmArgs f = {&w, &up.w,   &a.view, biases.data(), Epilogue::ActMulRound, nullptr,
+                  0,  nullptr, 0,       nullptr,       ActKind::GeluTanh};
+    act_round(f, product, Act::A8);
+    kernels.act[int(ActKind::Sigmoid)](gate_y.data(), n, product.data(), n, n, 0, rows);
+    f.w_up = nullptr, f.epilogue = Epilogue::ActRound, f.kind = ActKind::Sigmoid;
+    act_round(f, product, Act::BF16);
+  }
+
+  // The epilogue of `f` against the rounding of `expected`
+  void act_round(GemmArgs f, const std::vector<float>& expected, Act out) {
+    const int tasks = f.w->n_pad / kTaskCols;
+    OwnActivation separate(out, rows, n), fused(out, rows, n);
+    round_all(kernels, expected.data(), n, separate);
+    f.act = &fused.view;
+    gemm()(f, tasks / 2, tasks);
+    gemm()(f, 0, tasks / 2);
+    expect(fused.intact(), "%s: an activation wrote outside", what().c_str());
+    expect(fused.same_bits(separate), "%s: activation %d to %s differs from separate passes", what().c_str(),
+           int(f.kind), name_of(out));
   }
 };
 

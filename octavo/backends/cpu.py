@@ -85,7 +85,9 @@ class CpuBackend:
     """isa, num_threads, fuse, reuse and poison as in config.EngineConfig. Raises ValueError naming a bad option."""
 
     name = "cpu"
-    fusions = frozenset({"norm_round", "linear_add", "linear_act_mul_round", "rope_kv_write", "attention_round"})
+    fusions = frozenset(
+        {"norm_round", "linear_add", "linear_act_round", "linear_act_mul_round", "rope_kv_write", "attention_round"}
+    )
 
     def __init__(
         self, isa: str = "auto", num_threads: int = 0, fuse: bool = True, reuse: bool = True, poison: bool = False

@@ -154,15 +154,18 @@ def _linear(low: _Lowering, native: _native.Node, node: Node, _: ops.Linear) -> 
 
 
 def _linear_add(low: _Lowering, native: _native.Node, node: Node, _: ops.LinearAdd) -> None:
-    x, weight, residual = node.ins
+    x, weight, residual, *bias = node.ins
     native.a, native.weights, native.out = low.operand(x), low.matrices(weight), low.operand(node.outs[0])
     native.b = low.operand(residual)
+    if bias:
+        native.vector = low.vector(bias[0])
 
 
-def _linear_act_mul_round(low: _Lowering, native: _native.Node, node: Node, a: ops.LinearActMulRound) -> None:
+def _linear_act(
+    low: _Lowering, native: _native.Node, node: Node, a: ops.LinearActRound | ops.LinearActMulRound
+) -> None:
     native.act = a.act
-    x, weight = node.ins
-    native.a, native.weights, native.out = low.operand(x), low.matrices(weight), low.operand(node.outs[0])
+    _linear(low, native, node, ops.Linear())
 
 
 def _rope(low: _Lowering, native: _native.Node, node: Node, a: ops.Rope) -> None:
@@ -284,7 +287,8 @@ _FILL: dict[type[ops.Attrs], Callable[[_Lowering, _native.Node, Node, Any], None
     ops.Round: _round,
     ops.Linear: _linear,
     ops.LinearAdd: _linear_add,
-    ops.LinearActMulRound: _linear_act_mul_round,
+    ops.LinearActRound: _linear_act,
+    ops.LinearActMulRound: _linear_act,
     ops.Rope: _rope,
     ops.KvWrite: _kv_write,
     ops.RopeKvWrite: _rope_kv_write,

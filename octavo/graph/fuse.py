@@ -85,18 +85,29 @@ def _norm_round(norm: Node, uses: _Uses) -> _Match | None:
 
 
 def _linear_add(linear: Node, uses: _Uses) -> _Match | None:
-    if not isinstance(linear.attrs, ops.Linear) or len(linear.ins) != 2:
+    if not isinstance(linear.attrs, ops.Linear):
         return None
     (y,) = linear.outs
     add = uses.sole(y, ops.Add)
     if not add or (add.ins[0] is y) == (add.ins[1] is y):
         return None
     residual = add.ins[1] if add.ins[0] is y else add.ins[0]
-    return _match(ops.LinearAdd(), (*linear.ins, residual), add.outs, linear, add)
+    x, weight, *bias = linear.ins
+    return _match(ops.LinearAdd(), (x, weight, residual, *bias), add.outs, linear, add)
+
+
+def _linear_act_round(linear: Node, uses: _Uses) -> _Match | None:
+    if not isinstance(linear.attrs, ops.Linear) or len(linear.ins[1].parts) != 1 or linear.outs[0].cols % 32:
+        return None
+    act = uses.sole(linear.outs[0], ops.Act)
+    rounded = uses.sole(act.outs[0], ops.Round) if act else None
+    if not act or not rounded or not isinstance(act.attrs, ops.Act):
+        return None
+    return _match(ops.LinearActRound(act.attrs.act), linear.ins, rounded.outs, linear, act, rounded)
 
 
 def _linear_act_mul_round(linear: Node, uses: _Uses) -> _Match | None:
-    if not isinstance(linear.attrs, ops.Linear) or len(linear.ins) != 2:
+    if not isinstance(linear.attrs, ops.Linear):
         return None
     (y,), parts = linear.outs, linear.ins[1].parts
     halves = len(parts) == 2 and parts[0][1:] == parts[1][1:] and parts[0].rows % 32 == 0
@@ -105,7 +116,6 @@ def _linear_act_mul_round(linear: Node, uses: _Uses) -> _Match | None:
         not halves
         or not act
         or not isinstance(act.attrs, ops.ActMul)
-        or act.attrs.act != "silu"
         or [v.start for v in act.ins] != [0, parts[0].rows]
     ):
         return None
@@ -152,6 +162,7 @@ def _match(attrs: ops.Attrs, ins: tuple[Value, ...], outs: tuple[Value, ...], *c
 _MATCHERS: dict[str, Callable[[Node, _Uses], _Match | None]] = {
     "norm_round": _norm_round,
     "linear_add": _linear_add,
+    "linear_act_round": _linear_act_round,
     "linear_act_mul_round": _linear_act_mul_round,
     "rope_kv_write": _rope_kv_write,
     "attention_round": _attention_round,

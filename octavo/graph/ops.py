@@ -323,14 +323,25 @@ class NormRound(Attrs):
 
 @dataclass(frozen=True)
 class LinearAdd(Attrs):
-    """(x[n,K], weight[N,K], residual f32[n,N]) -> y f32[n,N] = linear + add. y may overlay residual exactly."""
+    """(x[n,K], weight[N,K], residual f32[n,N]), perhaps bias[1,N] -> y f32[n,N] = linear + add.
+
+    y may overlay residual exactly.
+    """
 
     op = "linear_add"
 
 
 @dataclass(frozen=True)
+class LinearActRound(Attrs):
+    """(x[n,K], weight[I,K]), perhaps bias[1,I] -> y[n,I] rounded = linear + act + round."""
+
+    op = "linear_act_round"
+    act: str
+
+
+@dataclass(frozen=True)
 class LinearActMulRound(Attrs):
-    """(x[n,K], gate_up[2I,K]) -> y[n,I] rounded = linear + act_mul(its halves) + round."""
+    """(x[n,K], gate_up[2I,K]), perhaps bias[1,2I] -> y[n,I] rounded = linear + act_mul(its halves) + round."""
 
     op = "linear_act_mul_round"
     act: str = "silu"

@@ -169,25 +169,37 @@ def _round(graph: Graph, node: Node, _: Any) -> str | None:
     return _first([(_same(x, y), "shapes disagree"), _f32(x), (y.dtype in ROUNDED, "rounds to bf16 or a8")])
 
 
+def _product(node: Node, w: Value, cols: int, bias: list[Value]) -> list[tuple[bool, str]]:
+    """x[n, K] with `cols` output features, before an epilogue."""
+    x, (y,) = node.ins[0], node.outs
+    shapes = x.cols == w.cols and x.rows == y.rows and Dim(cols) == w.rows
+    bias_ok = len(bias) <= 1 and all((b.rows, b.cols) == (Dim(1), cols) for b in bias)
+    return [(shapes, "shapes disagree"), (bias_ok, "bias disagrees"), (w.kind is Kind.WEIGHT, "no weight"),
+            (x.dtype in FLOATS, "input is no float")]  # fmt: skip
+
+
 def _linear(graph: Graph, node: Node, _: Any) -> str | None:
-    (x, w, *bias), (y,) = node.ins, node.outs
-    shapes = x.cols == w.cols and x.rows == y.rows and Dim(y.cols) == w.rows
-    bias_ok = len(bias) <= 1 and all((b.rows, b.cols) == (Dim(1), y.cols) for b in bias)
-    return _first([(shapes, "shapes disagree"), (bias_ok, "bias disagrees"), (w.kind is Kind.WEIGHT, "no weight"),
-                   (x.dtype in FLOATS, "input is no float"), _f32(y)])  # fmt: skip
+    (_x, w, *bias), (y,) = node.ins, node.outs
+    return _first([*_product(node, w, y.cols, bias), _f32(y)])
 
 
 def _linear_add(graph: Graph, node: Node, _: Any) -> str | None:
-    (x, w, residual), (y,) = node.ins, node.outs
-    shapes = x.cols == w.cols and x.rows == y.rows and Dim(y.cols) == w.rows and _same(residual, y)
-    return _first([(shapes, "shapes disagree"), (w.kind is Kind.WEIGHT, "no weight"), _f32(residual, y)])
+    (_x, w, residual, *bias), (y,) = node.ins, node.outs
+    return _first([*_product(node, w, y.cols, bias), (_same(residual, y), "shapes disagree"), _f32(residual, y)])
+
+
+def _linear_act_round(graph: Graph, node: Node, a: ops.LinearActRound) -> str | None:
+    (_x, w, *bias), (y,) = node.ins, node.outs
+    whole = len(w.parts) == 1 and y.cols % 32 == 0
+    return _first([*_product(node, w, y.cols, bias), (whole, "the weight is not one tensor of 32s"),
+                   (a.act in ops.ACTS, "unknown activation"), (y.dtype in ROUNDED, "rounds to bf16 or a8")])  # fmt: skip
 
 
 def _linear_act_mul_round(graph: Graph, node: Node, a: ops.LinearActMulRound) -> str | None:
-    (x, w), (y,) = node.ins, node.outs
-    shapes = x.cols == w.cols and x.rows == y.rows and Dim(2 * y.cols) == w.rows
+    (_x, w, *bias), (y,) = node.ins, node.outs
     halves = len(w.parts) == 2 and w.parts[0].rows == w.parts[1].rows == y.cols and y.cols % 32 == 0
-    return _first([(shapes, "shapes disagree"), (halves, "the weight has not two equal halves of 32s"), (a.act == "silu", "unknown activation"),
+    return _first([*_product(node, w, 2 * y.cols, bias), (halves, "the weight has not two equal halves of 32s"),
+                   (a.act in ops.GATED_ACTS, "unknown activation"),
                    (y.dtype in ROUNDED, "rounds to bf16 or a8")])  # fmt: skip
 
 
@@ -370,13 +382,15 @@ _CHECKS: dict[str, Callable[[Graph, Node, Any], str | None]] = {
     "mul": _mul, "add": _add, "gather_rows": _gather_rows, "sample": _sample,
     "concat": _concat, "route": _route, "dispatch": _dispatch, "expert_linear": _expert_linear, "combine": _combine,
     "gather_cols": _gather_cols, "lora_shrink": _lora_shrink, "lora_expand": _lora_expand,
-    "norm_round": _norm_round, "linear_add": _linear_add, "linear_act_mul_round": _linear_act_mul_round,
+    "norm_round": _norm_round, "linear_add": _linear_add, "linear_act_round": _linear_act_round,
+    "linear_act_mul_round": _linear_act_mul_round,
     "rope_kv_write": _rope_kv_write, "attention_round": _attention_round,
 }  # fmt: skip
 
 _EXPANDS: dict[str, Callable[[Any], tuple[ops.Attrs, ...]]] = {
     "norm_round": lambda a: (a.norm, ops.Round()),
     "linear_add": lambda a: (ops.Linear(), ops.Add()),
+    "linear_act_round": lambda a: (ops.Linear(), ops.Act(a.act), ops.Round()),
     "linear_act_mul_round": lambda a: (ops.Linear(), ops.ActMul(a.act), ops.Round()),
     "rope_kv_write": lambda a: (a.rope, a.rope, a.kv_write),
     "attention_round": lambda a: (a.attention, ops.Round()),
