@@ -96,7 +96,7 @@ class Engine:
             search = BeamSearch(request, self.bounds.max_model_len) if params.use_beam_search else None
             if add.pooling is not None:
                 request.pool = Pool(add.pooling, len(add.prompt_ids))
-                request.num_first = add.num_first
+                request.num_first = add.num_first if self.bounds.abilities.token_types > 1 else None
             self._constrain(request)
             try:
                 self._scheduler.add(search.first if search else request, search)

@@ -193,7 +193,10 @@ def _abilities(graph: Graph, checkpoint: Checkpoint) -> Abilities:
     return Abilities(
         generates=graph.causal,
         heads={name: outputs[name] for name in HEADS if name in outputs},
-        pooling=read_pooling(checkpoint.path) or ("last" if graph.causal else "mean"),
+        pooling=read_pooling(checkpoint) or ("last" if graph.causal else "mean"),
+        token_types=max(
+            (node.ins[1].rows.coef for node in graph.nodes if node.ins[0].name == "token_types"), default=0
+        ),
     )
 
 

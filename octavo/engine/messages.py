@@ -164,6 +164,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     generates: bool = True  # False: an encoder, which reads whole texts, each in one step
     heads: dict[Pooling, int] = {}  # its own, and how many numbers they give
     pooling: Pooling = "last"  # what it was trained for
+    token_types: int = 0  # that it tells apart; none: a second text is known by its separator alone
 
     def names(self) -> list[str]:
         """As Ollama names them."""

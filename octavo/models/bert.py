@@ -44,7 +44,7 @@ def build(b: Builder, config: dict[str, Any], checkpoint: Checkpoint, kv_dtype: 
     x = b.embed(b.matrix({prefix + _WORDS: b.graph.vocab_size}, c.hidden))
     positions = b.embed(b.matrix({e + "position_embeddings.weight": rows}, c.hidden), "positions", offset)
     x = b.add(x, positions)
-    kinds = count(config, "type_vocab_size", path)
+    kinds = count(config, "type_vocab_size", path, default=checkpoint.info(e + "token_type_embeddings.weight").shape[0])
     x = b.add(x, b.embed(b.matrix({e + "token_type_embeddings.weight": kinds}, c.hidden), "token_types"))
     x = norm(b, c, e, x)
     for b.layer in range(c.layers):

@@ -94,6 +94,22 @@ _MPT = {
     "ffn_up": "ffn.up_proj",
     "ffn_down": "ffn.down_proj",
 }
+_BERT = {
+    "attn_q": "attention.self.query",
+    "attn_k": "attention.self.key",
+    "attn_v": "attention.self.value",
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
+_BERT_TOP = {
+    "token_embd": "embeddings.word_embeddings",
+    "position_embd": "embeddings.position_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "token_embd_norm": "embeddings.LayerNorm",
+}
 _EXPERTS = {  # of all experts in one tensor [experts, out, in]
     **_LLAMA,
     "ffn_gate_inp": "mlp.gate",
@@ -191,6 +207,14 @@ _FALCON = Family(
 
 FAMILIES: dict[str, Family] = {
     "arcee": Family("ArceeForCausalLM", _LLAMA, _TOP, interleaved=True, config={"hidden_act": "relu2"}),
+    "bert": Family(
+        "BertModel",
+        _BERT,
+        _BERT_TOP,
+        "encoder.layer.",
+        keys={"pooling_type": "pooling_type", "attention.causal": "is_decoder"},
+        config={"hidden_act": "gelu"},
+    ),
     "bloom": Family(
         "BloomForCausalLM",
         _BLOOM,

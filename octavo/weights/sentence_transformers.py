@@ -1,4 +1,4 @@
-"""What the sentence-transformers library keeps beside a model: how it was trained to make vectors of texts."""
+"""How a model was trained to make vectors of texts: what sentence-transformers keeps beside it, or GGUF metadata."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from octavo.weights.hf_config import read_json, read_json_if_present
-from octavo.weights.spec import CheckpointError
+from octavo.weights.spec import Checkpoint, CheckpointError
 
 Mode = Literal["last", "mean", "cls"]
 
@@ -18,9 +18,17 @@ _MODES: dict[str, Mode] = {
 _SERVED = ("Transformer", "Pooling", "Normalize")
 
 
-def read_pooling(path: str) -> Mode | None:
-    """The pooling of a model directory; None where it says nothing. CheckpointError where what it says is not served."""
-    folder = Path(path)
+_OF_GGUF: dict[int, Mode] = {1: "mean", 2: "cls", 3: "last"}
+
+
+def read_pooling(checkpoint: Checkpoint) -> Mode | None:
+    """The pooling of a model; None where it says nothing. CheckpointError where what it says is not served."""
+    kind = checkpoint.config.get("pooling_type")
+    if kind:
+        if kind not in _OF_GGUF:
+            raise CheckpointError(f"{checkpoint.path}: pooling_type {kind!r} is not supported; supported: {_OF_GGUF}")
+        return _OF_GGUF[kind]
+    folder = Path(checkpoint.path)
     if not (folder / "modules.json").is_file():
         return None
     modules = read_json_list(folder / "modules.json")
