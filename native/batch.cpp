@@ -88,6 +88,8 @@ void check_batch(const Batch& b, const Limits& limits, int top_width) {
   require_size("lists of copies", static_cast<int>(b.copies.size()), static_cast<int>(limits.num_blocks.size()),
                static_cast<int>(limits.num_blocks.size()));
   for (int t = 0; t < b.tokens; t++) require("token_ids", t, b.token_ids[t], 0, limits.vocab);
+  for (int t = 0; b.token_types && t < b.tokens; t++)
+    require("token_types", t, b.token_types[t], 0, limits.token_types);
   for (int t = 0; b.adapters && t < b.tokens; t++) require("adapters", t, b.adapters[t], -1, limits.max_adapters);
   check_sequences(b, limits);
   check_blocks(b, limits);

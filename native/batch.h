@@ -26,6 +26,7 @@ struct Batch {
   const int32_t* logit_rows;   // [R]
   SamplingArrays sampling;
   int num_bias, num_history, num_masks, num_dry, num_ops;  // lengths of the ragged arrays
+  const int32_t* token_types = nullptr;                    // [T], or null: all 0
   const int32_t* adapters = nullptr;                       // [T] slot, -1: none; or null: none at all
 };
 
@@ -34,6 +35,7 @@ struct Limits {
   int vocab;
   std::vector<int> num_blocks;  // per KV group
   int max_adapters = 0;         // slots
+  int token_types = INT32_MAX;  // rows of the table of types, where there is one
 };
 
 // Throws std::invalid_argument naming the array, the index, the value and the limit.

@@ -103,12 +103,13 @@ void Program::execute(const Node& n, const Step& step, int worker) {
       const Weight& w = weights_[static_cast<size_t>(n.weights[0])];
       const auto embed = kernels_.embed[static_cast<int>(w.format)];
       float* y = f32(n.out, plan);
-      if (!n.positions) {
+      if (n.ids == Ids::Tokens) {
         embed(w, step.batch.token_ids, y, ld(n.out), mine.begin, mine.end);
         break;
       }
       for (int r = mine.begin; r < mine.end; r++) {
-        const int32_t row = step.batch.positions[r] + n.offset;
+        const int32_t* types = step.batch.token_types;
+        const int32_t row = n.ids == Ids::Positions ? step.batch.positions[r] + n.offset : types ? types[r] : 0;
         embed(w, &row, y + r * ld(n.out), ld(n.out), 0, 1);
       }
       break;

@@ -122,6 +122,7 @@ Batch batch_of(nb::handle batch) {
   if (static_cast<int>(values.shape(0)) != b.num_ops || values.shape(1) != 2)
     throw std::invalid_argument("sampling.chain_values must have two columns and a row per operation");
   in.chain_values = values.data();
+  b.token_types = length(batch, 9) ? column<int32_t>(batch, 9, "token_types", b.tokens) : nullptr;
   b.adapters = length(batch, 8) ? column<int32_t>(batch, 8, "adapters", b.tokens) : nullptr;
   return b;
 }
@@ -263,7 +264,14 @@ NB_MODULE(_native, m) {
           [](Node& n, const std::string& kind) { n.act = act_kind_of(kind); })
       .def_rw("low", &Node::low)
       .def_rw("high", &Node::high)
-      .def_rw("positions", &Node::positions)
+      .def_prop_rw(
+          "ids", [](const Node& n) { return static_cast<int>(n.ids); },
+          [](Node& n, const std::string& name) {
+            n.ids = name == "positions"     ? Ids::Positions
+                    : name == "token_types" ? Ids::TokenTypes
+                    : name == "token_ids"   ? Ids::Tokens
+                                            : throw std::invalid_argument("an embedding of " + name + " is unknown");
+          })
       .def_rw("offset", &Node::offset)
       .def_rw("eps", &Node::eps)
       .def_rw("scale", &Node::scale)

@@ -162,8 +162,9 @@ class NodeCheck {
     need(node_.weights.size() == 1, "takes one table");
     const WeightSpec& w = weight(node_.weights[0]);
     need(node_.offset >= 0, "offset is negative");
-    if (node_.positions)
+    if (node_.ids == Ids::Positions)
       need(w.n - node_.offset >= spec_.limits.max_model_len, w.name + " has not a row for every position");
+    else if (node_.ids == Ids::TokenTypes) need(node_.offset == 0, "token types have no offset");
     else need(w.n == spec_.limits.vocab && node_.offset == 0, w.name + " has not the vocabulary's rows");
     need(!f32(node_.out, "output", w.k).logit_rows && node_.out.start == 0, "output must have a row per token");
   }
@@ -361,6 +362,10 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
       workers_(static_cast<size_t>(pool_->size())) {
   check_spec(spec_);
   for (const Node& node : spec_.nodes) NodeCheck(spec_, node, kernels_)();
+  for (const Node& node : spec_.nodes)
+    if (node.op == Op::Embed && node.ids == Ids::TokenTypes)
+      spec_.limits.token_types =
+          std::min(spec_.limits.token_types, spec_.weights[static_cast<size_t>(node.weights[0])].n);
   for (Node& node : spec_.nodes)
     for (float& slope : node.slopes) slope *= kLog2e;  // as the kernels take them
 

@@ -99,6 +99,8 @@ struct LoraSpec {
   float scale;
 };
 
+enum class Ids : uint8_t { Tokens, Positions, TokenTypes };  // inputs of the batch
+
 // Which fields a node uses is said by the checks in plan.cpp.
 struct Node {
   Op op{};
@@ -119,7 +121,7 @@ struct Node {
   bool centred = false;  // the norm is layer_norm
   ActKind act = ActKind::Silu;
   float low = 0, high = 0;  // of a clamp
-  bool positions = false;   // what an embedding takes rows of: positions, or token ids, + offset
+  Ids ids = Ids::Tokens;    // what an embedding takes rows of, + offset
   int offset = 0;
   bool barrier[kPlans] = {true, true};
 };

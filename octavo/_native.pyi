@@ -58,7 +58,7 @@ class Node:
     act: str
     low: float
     high: float
-    positions: bool
+    ids: str
     offset: int
     eps: float
     scale: float

@@ -24,6 +24,7 @@ from octavo.outputs import PoolingRequestOutput, RequestOutput, Result
 from octavo.pooling import Pooling, embedding, logistic, similarities
 from octavo.request import PLAIN, FinishReason, ParameterError, SamplingParams, Terms
 from octavo.text.chat import ChatFormat, ChatOptions, ChatPrompt
+from octavo.text.literal import GUARD
 from octavo.text.template import read_template
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from octavo.text.tools.offer import read_offer
@@ -138,7 +139,7 @@ class LLM:
         each = _each("sampling_params", sampling_params, SamplingParams(), len(chats))
         params = [chat.params(p) for chat, p in zip(chats, each, strict=True)]
         ids = [form.encode(chat.text) for chat in chats]
-        return self._run([chat.text for chat in chats], ids, params, terms, adapter, use_tqdm, chats)
+        return self._run([chat.text.replace(GUARD, "") for chat in chats], ids, params, terms, adapter, use_tqdm, chats)
 
     def embed(
         self, prompts: Prompt | Sequence[Prompt], *, pooling: Pooling | None = None, normalize: bool = True,

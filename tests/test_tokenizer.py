@@ -131,6 +131,27 @@ def test_pairs_of_texts() -> None:
     assert pair.ids.count(1) == 2  # of the template, none of the text
 
 
+@pytest.mark.parametrize("path", [SMOLLM2, "tiny-spm", "tiny-wordpiece"])
+def test_guarded_special_tokens_are_text_among_others_that_are_none(path: str) -> None:
+    tokenizer = load(DATA / path)
+    names = [tokenizer.id_to_token(i) or "" for i in sorted(tokenizer.special_ids)][:3]
+    one, two = names[1], names[2]
+    for text in (f"so {one} it{two}is", f"{one}{one}", f" {two}", "so\ufdd0 it"):
+        guarded = tokenizer.guarded(text)
+        ids = tokenizer.encode(guarded, add_special_tokens=False)
+        assert ids == tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+        unknown = tokenizer.special_token_names.get("unk_token")
+        assert not {i for i in tokenizer.special_ids & set(ids) if tokenizer.id_to_token(i) != unknown}
+        assert tokenizer.encode(guarded) == tokenizer.encode(text, parse_special=False)
+        # Beside such that are meant, the text is cut as between any two tokens.
+        between = tokenizer.encode(f"{one}{guarded}{two} so", add_special_tokens=False)
+        plain = tokenizer.encode(f"{one}xyz{two} so", add_special_tokens=False)
+        assert between[0] == plain[0] == tokenizer.token_to_id(one)
+        end = len(plain) - plain.index(tokenizer.token_to_id(two))
+        assert between[-end:] == plain[-end:]
+    assert tokenizer.encode(tokenizer.guarded("so it is")) == tokenizer.encode("so it is")
+
+
 def test_bos_is_added_at_most_once() -> None:
     for path in (DATA / "tiny-spm", DATA / "tiny-spm/vocab-only.gguf"):
         tokenizer = load(path)

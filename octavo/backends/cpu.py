@@ -15,7 +15,7 @@ from octavo.backends.base import F32, SMALL_T, Limits, StepBatch, StepHandle, St
 from octavo.backends.cpu_lower import Lowered, lower
 from octavo.backends.fingerprint import fingerprint
 from octavo.graph.fuse import fuse
-from octavo.graph.ir import Dim, DType, Graph, Value, WeightPart
+from octavo.graph.ir import DType, Graph, Value, WeightPart
 from octavo.graph.plan import align, plan
 from octavo.graph.verify import verify
 from octavo.weights.adapter import Adapter, LowRank
@@ -235,10 +235,10 @@ class _WeightLayout(NamedTuple):
 
 
 def _weight_layout(graph: Graph) -> _WeightLayout:
-    matrices = [value for value in graph.weights() if value.rows != Dim(1)]
+    matrices = [value for value in graph.weights() if not value.vector]
     cols = {part: value.cols for value in matrices for part in value.parts}
     parts, end = _places({part: _native.packed_bytes(part.format, part.rows, n) for part, n in cols.items()}, 0)
-    vectors, end = _places({value.name: 4 * value.cols for value in graph.weights() if value.rows == Dim(1)}, end)
+    vectors, end = _places({value.name: 4 * value.cols for value in graph.weights() if value.vector}, end)
     return _WeightLayout(cols, parts, vectors, end)
 
 

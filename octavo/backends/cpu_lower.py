@@ -125,7 +125,7 @@ def _embed(low: _Lowering, native: _native.Node, node: Node, a: ops.Embed) -> No
     if len(weight.parts) != 1:
         raise GraphError(f"{node!r}: an embedding of several parts is not supported")
     native.weights, native.out = low.matrices(weight), low.operand(node.outs[0])
-    native.positions, native.offset = ids.name == "positions", a.offset
+    native.ids, native.offset = ids.name, a.offset
 
 
 def _norm(low: _Lowering, native: _native.Node, node: Node, a: ops.RmsNorm | ops.LayerNorm) -> None:

@@ -19,7 +19,7 @@ from octavo.backends import reference_experts as experts
 from octavo.backends import reference_ops as meaning
 from octavo.backends.base import BLOCK_SIZE, NO_TYPES, Limits, StepBatch, StepHandle, StepResult, TraceSpan
 from octavo.graph import ops
-from octavo.graph.ir import Dim, Graph, Kind, KvGroup, Node, Value
+from octavo.graph.ir import Graph, Kind, KvGroup, Node, Value
 from octavo.graph.plan import lifetimes
 from octavo.graph.verify import FUSED, verify
 from octavo.sampling.definition import sample
@@ -147,7 +147,7 @@ class Interpreter:
             plain = v.name == "token_types" and not len(array)
             return np.zeros_like(self.batch.token_ids) if plain else array
         if v.kind is Kind.WEIGHT:
-            return np.concatenate([self.weights[p.name] for p in v.parts], axis=1 if v.rows.coef == 1 else 0)
+            return np.concatenate([self.weights[p.name] for p in v.parts], axis=1 if v.vector else 0)
         view: NDArray[Any] = self.values[v.root][:, v.start : v.start + v.cols]
         return view
 
@@ -434,8 +434,8 @@ class ReferenceBackend:
 
     def weight_bytes(self, graph: Graph) -> int:
         """Float32, a weight used twice once."""
-        sizes = {p.name: 4 * p.rows * v.cols for v in graph.weights() for p in v.parts if v.rows != Dim(1)}
-        return sum(sizes.values()) + sum(4 * v.cols for v in graph.weights() if v.rows == Dim(1))
+        sizes = {p.name: 4 * p.rows * v.cols for v in graph.weights() for p in v.parts if not v.vector}
+        return sum(sizes.values()) + sum(4 * v.cols for v in graph.weights() if v.vector)
 
     def block_bytes(self, graph: Graph) -> list[int]:
         return [len(g.layers) * BLOCK_SIZE * g.kv_heads * g.head_dim * 2 * 4 for g in graph.groups]

@@ -63,7 +63,7 @@ class Builder:
             if got_rows * got != size:
                 raise GraphError(f"{name} has shape ({got_rows}, {got}), the config asks for ({size},)")
             parts.append(WeightPart(name, 1, "f32", plus))
-        return self._weight(Dim(1), sum(names.values()), tuple(parts))
+        return self._weight(Dim(1), sum(names.values()), tuple(parts), vector=True)
 
     def kv_group(self, group: KvGroup) -> int:
         """Index of the new group."""
@@ -260,9 +260,9 @@ class Builder:
     def _once(self, key: object, value: Value) -> Value:
         return self._shared.setdefault(key, value)
 
-    def _weight(self, rows: Dim, cols: int, parts: tuple[WeightPart, ...]) -> Value:
+    def _weight(self, rows: Dim, cols: int, parts: tuple[WeightPart, ...], vector: bool = False) -> Value:
         name = "+".join(p.name if not p.plus else f"({p.name}+{p.plus:g})" for p in parts)
-        return self._once(parts, Value(name, rows, cols, Kind.WEIGHT, parts=parts))
+        return self._once((parts, vector), Value(name, rows, cols, Kind.WEIGHT, parts=parts, vector=vector))
 
     def _norm_vector(self, name: str | Sequence[str], cols: int, head_dim: int | None, plus: float = 0) -> Value:
         if not isinstance(name, str):

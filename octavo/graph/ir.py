@@ -71,6 +71,7 @@ class Value:
     kind: Kind
     dtype: DType = DType.F32
     parts: tuple[WeightPart, ...] = ()  # WEIGHT only: stacked along the output features (rows)
+    vector: bool = False  # WEIGHT only: one float32 row, whose parts lie side by side
     base: Value | None = None  # a column slice [start, start + cols) of `base`
     start: int = 0
 

@@ -24,6 +24,7 @@ from octavo.text.tools.shape import Shape
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _SWITCHES = ("enable_thinking", "thinking")  # variables of templates that know no efforts
 _OWN = ("messages", "tools", "documents", "add_generation_prompt", "reasoning_effort")  # fields, no template variables
+_UNTRUSTED = ("user", "tool")  # roles
 _HERE = "\ue000continues here\ue001"  # stands where a final message is to go on
 
 
@@ -39,6 +40,7 @@ class ChatOptions:
     thinking: bool | None = None  # whether the model reasons before it answers; None: as the template does
     thinking_budget: int | None = None  # most reasoning tokens
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the template
+    parse_special: bool = False  # special tokens that a user or a tool writes become those tokens
 
 
 class ChatPrompt(NamedTuple):
@@ -161,6 +163,8 @@ class ChatFormat:
                 raise ParameterError("chat_template_kwargs", f"chat_template_kwargs has {name}, a field of its own")
         switch = _switch(template)
         told = [for_template(message, template.source) for message in messages]
+        if not options.parse_special:
+            told = [self._guarded(message) for message in told]
         if options.continue_final_message:
             told = _continued(told)
         variables: dict[str, Any] = {
@@ -187,6 +191,13 @@ class ChatFormat:
         if not found:
             raise ChatTemplateError("the chat template does not write the final message, which cannot be continued")
         return before
+
+    def _guarded(self, message: dict[str, Any]) -> dict[str, Any]:
+        """What users and tools say becomes no special token, whatever it looks like."""
+        content = message.get("content")
+        if message.get("role") not in _UNTRUSTED or not isinstance(content, str):
+            return message
+        return {**message, "content": self.tokenizer.guarded(content)}
 
     def _effort(self, template: ChatTemplate, effort: str | None) -> dict[str, Any]:
         """The template variables that ask for this effort."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
+from octavo.text.literal import GUARD, Guarded, literal
 from octavo.weights.end_tokens import end_tokens_of_directory
 from octavo.weights.hf_config import read_json_if_present
 from octavo.weights.spec import CheckpointError, reading
@@ -53,7 +53,8 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._literal: tokenizers.Tokenizer | None = None  # parses no special tokens; made when first needed
+        self._literal: tokenizers.Tokenizer | None = None  # parses no special tokens; made when first needed, as is
+        self._guarded: Guarded | None = None
         self.bos_id = special.bos_id
         self.eos_ids = special.eos_ids
         self.special_token_names = special.names
@@ -86,6 +87,8 @@ class Tokenizer:
         self, texts: Sequence[str], add_special_tokens: bool = True, parse_special: bool = True
     ) -> list[list[int]]:
         """`encode` of each text, in parallel."""
+        if parse_special and any(GUARD in text for text in texts):
+            return [self._encode_guarded(text, add_special_tokens) for text in texts]
         backend = self._backend if parse_special else self._literal_backend()
         try:
             encodings = backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
@@ -136,13 +139,28 @@ class Tokenizer:
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
 
+    def guarded(self, text: str) -> str:
+        """The text, such that `encode` reads the special tokens in it as ordinary text wherever it is put."""
+        return self._guards.guard(text)
+
+    @property
+    def _guards(self) -> Guarded:
+        if self._guarded is None:
+            self._guarded = Guarded(self._backend, self.special_ids)
+        return self._guarded
+
+    def _encode_guarded(self, text: str, add_special_tokens: bool) -> list[int]:
+        _check_unicode([text])
+        ids = self._guards.encode(text, add_special_tokens)
+        return self._fix_ends(ids) if add_special_tokens else ids
+
     def _fix_ends(self, ids: list[int]) -> list[int]:
         """Post-processors add what they add whatever the text holds, and some add what the files do not want."""
         return self._ends.fix(self._begins.fix(ids)[::-1])[::-1]
 
     def _literal_backend(self) -> tokenizers.Tokenizer:
         if self._literal is None:
-            self._literal = _literal(self._backend, self.special_ids)
+            self._literal = literal(self._backend, self.special_ids)
         return self._literal
 
 
@@ -170,27 +188,6 @@ class _End:
         if ids[:1] != self._ids:
             return [*self._ids, *ids]
         return ids[1:] if ids[1:2] == self._ids and self.added else ids
-
-
-def _literal(backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> tokenizers.Tokenizer:
-    """A copy that makes special tokens of no text."""
-    literal = copy.deepcopy(backend)
-    literal.encode_special_tokens = True
-    spelled = {token_id: literal.id_to_token(token_id) for token_id in special_ids}
-    made = {i for text in spelled.values() for i in literal.encode(text, add_special_tokens=False).ids}
-    if not made & special_ids:
-        return literal
-    # A model's own vocabulary may hold them, too, and find them in the text: there they get spellings that none has.
-    state = json.loads(literal.to_str())
-    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] not in special_ids]
-    model, hidden = state["model"], {token_id: f"\ufdd0{token_id}" for token_id in special_ids}
-    if isinstance(model["vocab"], list):
-        for token_id in hidden.keys() & range(len(model["vocab"])):
-            model["vocab"][token_id][0] = hidden[token_id]
-    else:
-        kept = model.get("unk_token")
-        model["vocab"] = {t if t == kept or i not in hidden else hidden[i]: i for t, i in model["vocab"].items()}
-    return tokenizers.Tokenizer.from_str(json.dumps(state))
 
 
 class _Pieces:
