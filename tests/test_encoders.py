@@ -186,6 +186,22 @@ def test_the_older_config_of_modernbert(fixtures: Path, tmp_path: Path) -> None:
     assert [node.attrs for node in newer.nodes] == [node.attrs for node in old.nodes]
 
 
+def test_the_first_release_of_bert(fixtures: Path, tmp_path: Path) -> None:
+    """Norms have gamma and beta, all names a prefix; the head that guesses words is not served."""
+    source = fixtures / "encoders/bert"
+    path = changed(source, tmp_path / "m", architectures=["BertForMaskedLM"])
+    held = safetensors.numpy.load_file(path / "model.safetensors")
+    older = {f"bert.{n}".replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): v for n, v in held.items()}  # fmt: skip
+    safetensors.numpy.save_file(
+        {**older, "cls.predictions.bias": np.zeros(320, np.float32)}, path / "model.safetensors"
+    )
+    expected = np.load(source / "expected.npz")
+    checkpoint = open_checkpoint(path)
+    graph = build_graph(checkpoint, "f32")
+    hidden = forward(graph, ReferenceBackend().pack(graph, checkpoint), expected["ids_0"], "hidden")
+    np.testing.assert_allclose(hidden[expected["pos_0"]], expected["hidden_0"], atol=1e-4)
+
+
 GGUF_NAMES = {
     "embeddings.word_embeddings": "token_embd", "embeddings.position_embeddings": "position_embd",
     "embeddings.token_type_embeddings": "token_types", "embeddings.LayerNorm": "token_embd_norm",

@@ -23,6 +23,7 @@ class Shape(NamedTuple):
     head_dim: int
     eps: float
     act: str
+    norm: tuple[str, str]  # ends of the names of a norm's tensors
 
 
 def build(b: Builder, config: dict[str, Any], checkpoint: Checkpoint, kv_dtype: DType) -> None:
@@ -33,8 +34,8 @@ def build(b: Builder, config: dict[str, Any], checkpoint: Checkpoint, kv_dtype: 
             raise CheckpointError(
                 f"{path}: config has {key} = {config[key]!r}, which is not supported (served: {served})"
             )
-    c = read(config, path)
     prefix = next((p for p in ("bert.", "roberta.") if f"{p}{_WORDS}" in checkpoint), "")
+    c = read(config, path, older=f"{prefix}embeddings.LayerNorm.gamma" in checkpoint)
     checkpoint.info(f"{prefix}encoder.layer.{c.layers - 1}.output.dense.weight")  # before billions of layers are built
     offset = 0 if config.get("model_type") == "bert" else count(config, "pad_token_id", path, least=0) + 1
     rows = count(config, "max_position_embeddings", path)
@@ -57,7 +58,8 @@ def build(b: Builder, config: dict[str, Any], checkpoint: Checkpoint, kv_dtype: 
 _WORDS = "embeddings.word_embeddings.weight"
 
 
-def read(config: dict[str, Any], path: str) -> Shape:
+def read(config: dict[str, Any], path: str, older: bool) -> Shape:
+    """older: the file has the names of the first release."""
     heads, hidden = count(config, "num_attention_heads", path), count(config, "hidden_size", path)
     return Shape(
         hidden=hidden,
@@ -67,6 +69,7 @@ def read(config: dict[str, Any], path: str) -> Shape:
         head_dim=encoders.head_dim(hidden, heads, path),
         eps=positive(config, "layer_norm_eps", path, default=1e-12),
         act=activation(config, "hidden_act", path),
+        norm=("gamma", "beta") if older else ("weight", "bias"),
     )
 
 
@@ -82,7 +85,8 @@ def layer(b: Builder, c: Shape, p: str, group: int, x: Value) -> Value:
 
 
 def norm(b: Builder, c: Shape, p: str, x: Value) -> Value:
-    return b.layer_norm(x, p + "LayerNorm.weight", p + "LayerNorm.bias", c.eps)
+    scale, shift = c.norm
+    return b.layer_norm(x, f"{p}LayerNorm.{scale}", f"{p}LayerNorm.{shift}", c.eps)
 
 
 def head(b: Builder, c: Shape, prefix: str, config: dict[str, Any], checkpoint: Checkpoint, x: Value) -> None:
