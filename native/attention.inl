@@ -8,7 +8,6 @@
 // blocks before its first token, and masks the rest; sinks enter when all splits have met.
 namespace octavo::VEC_NS {
 
-constexpr int kMaxHeadDim = 256;
 constexpr int kTileRows = kMaxRowsWide > 2 ? 12 : kMaxRowsWide == 2 ? 4 : 2;
 constexpr int kChains = kMaxRowsWide > 2 ? 24 : kTileRows;  // accumulators of a micro-kernel
 constexpr float kLowest = -__builtin_inff();
@@ -166,8 +165,8 @@ VEC_INLINE float softmax_row(float* s, typename Kv::Element* p, Seen seen, const
 // whose keys are prefetched.
 template <class Kv, int R, int N>
 VEC_INLINE void add_values(const uint32_t* p, const float* factor, const float* step, int begin, int end,
-                           const Pages& pages, int first, int dim, int dim0, const int32_t* next, int num_next,
-                           float* out) {
+                           const Pages& pages, int first, int key_dim, int dim, int dim0, const int32_t* next,
+                           int num_next, float* out) {
   constexpr int kLines = kBlock / Kv::kPer;  // lines of a block, per vector
   constexpr int kStride = kKvTile * (int)sizeof(typename Kv::Element) / 4;
   typename Kv::Sum acc[R][N];
@@ -183,7 +182,7 @@ VEC_INLINE void add_values(const uint32_t* p, const float* factor, const float* 
     const int b = l0 / kLines, stop = least(kLines, last - l0);
     const uint8_t* values[N];
 #pragma GCC unroll 8
-    for (int v = 0; v < N; v++) values[v] = pages.block(first + b) + dim * (64 / Kv::kPer) + dim0 * 4 + v * 64;
+    for (int v = 0; v < N; v++) values[v] = pages.block(first + b) + key_dim * (64 / Kv::kPer) + dim0 * 4 + v * 64;
     const uint8_t* ahead = b < num_next ? pages.base + next[b] * pages.stride + dim0 * 4 : values[0];
     for (int l = 0; l < stop; l++) {
       const int64_t at = (int64_t)l * dim * 4;
@@ -206,12 +205,12 @@ constexpr int vectors_at_once(int rows) { return kChains >= 4 * rows ? 4 : kChai
 
 template <class Kv, int R, int N>
 VEC_INLINE void add_all_values(const uint32_t* p, const float* factor, const float* step, int begin, int end,
-                               const Pages& pages, int first, int dim, int dim0, const int32_t* next, int num_next,
-                               float* out) {
+                               const Pages& pages, int first, int key_dim, int dim, int dim0, const int32_t* next,
+                               int num_next, float* out) {
   for (; dim0 + N * 16 <= dim; dim0 += N * 16)
-    add_values<Kv, R, N>(p, factor, step, begin, end, pages, first, dim, dim0, next, num_next, out);
+    add_values<Kv, R, N>(p, factor, step, begin, end, pages, first, key_dim, dim, dim0, next, num_next, out);
   if constexpr (N > 1)
-    add_all_values<Kv, R, N / 2>(p, factor, step, begin, end, pages, first, dim, dim0, next, num_next, out);
+    add_all_values<Kv, R, N / 2>(p, factor, step, begin, end, pages, first, key_dim, dim, dim0, next, num_next, out);
 }
 
 // Softmax state of a row: unnormalised output (`dim` floats elsewhere), maximum, sum. sum 0: has seen no token.
@@ -238,7 +237,7 @@ static void merge_state(State& a, float* out_a, const State& b, const float* out
 struct Tile {
   const AttnArgs& args;
   const AttnItem& item;
-  int row0, group, dim;
+  int row0, group, dim;  // dim: of values
   VEC_INLINE int position(int r) const { return item.pos0 + (row0 + r) / group; }
   // The row at `position` sees the tokens [from, end).
   VEC_INLINE int from(int position) const { return args.window > 0 ? most(0, position + 1 - args.window) : 0; }
@@ -251,7 +250,7 @@ struct Tile {
   VEC_INLINE int token(int r) const { return item.tok0 + (row0 + r) / group; }
 };
 
-// Normalises R rows and stores or rounds them. Where head_dim is an odd multiple of 16, a group of 32 columns is the end
+// Normalises R rows and stores or rounds them. Where it is an odd multiple of 16, a group of 32 columns is the end
 // of one head and the start of the next: R and row0 are even then.
 static void put_rows(const Tile& tile, int rows, const State* states, float* out) {
   const int dim = tile.dim;
@@ -285,7 +284,7 @@ template <class Kv, int R>
 static void attend_split(const Tile& tile, const int* at, const uint32_t* q, const float* q_step, const Pages& pages,
                          int begin, int end, const int32_t* next_split, int num_next_split, State* states, float* out) {
   constexpr int kTileBlocks = kKvTile / kBlock;
-  const int dim = tile.dim;
+  const int key_dim = tile.args.kv.head_dim, dim = tile.dim;
   const bool adjusts = tile.args.softcap_log2e > 0 || tile.args.slopes_log2e;
   alignas(64) float scores[R * kKvTile];
   alignas(64) typename Kv::Element probs[R * kKvTile + 16];  // 16: GCC does not see that rows end at whole blocks
@@ -295,7 +294,7 @@ static void attend_split(const Tile& tile, const int* at, const uint32_t* q, con
   for (int t = begin / kKvTile * kKvTile; t < end; t += kKvTile) {
     const int skip = most(0, begin - t) / kBlock * kBlock, n = least(kKvTile, end - t), first = t / kBlock;
     const int panels = (n + kBlock - 1) / kBlock;
-    score_tile_from<Kv, R, panels_at_once(R)>(q, q_step, dim, pages, first, skip / kBlock, panels, scores);
+    score_tile_from<Kv, R, panels_at_once(R)>(q, q_step, key_dim, pages, first, skip / kBlock, panels, scores);
     for (int r = 0; r < R; r++) {
       const Seen seen{skip, n, most(0, tile.from(at[r]) - t), least(n, tile.end(at[r]) - t)};
       auto* p = probs + r * kKvTile;
@@ -304,7 +303,7 @@ static void attend_split(const Tile& tile, const int* at, const uint32_t* q, con
       if (seen.from < seen.to) {
         float* s = scores + r * kKvTile;
         if (adjusts) adjust_scores(tile.args, tile.head(r), at[r], t, seen, s);
-        factor[r] = softmax_row<Kv>(s, p, seen, pages, first, dim, states[r].max, states[r].sum, step[r]);
+        factor[r] = softmax_row<Kv>(s, p, seen, pages, first, key_dim, states[r].max, states[r].sum, step[r]);
       } else {
         for (int i = skip; i < n; i += 16) Kv::put(p + i, zero());
       }
@@ -312,14 +311,14 @@ static void attend_split(const Tile& tile, const int* at, const uint32_t* q, con
     const bool last = t + kKvTile >= end;
     const int32_t* next = last ? next_split : pages.blocks + first + kTileBlocks;
     const int num_next = last ? num_next_split : (end - t - kKvTile + kBlock - 1) / kBlock;
-    add_all_values<Kv, R, vectors_at_once(R)>((const uint32_t*)probs, factor, step, skip, n, pages, first, dim, 0, next,
-                                              num_next, out);
+    add_all_values<Kv, R, vectors_at_once(R)>((const uint32_t*)probs, factor, step, skip, n, pages, first, key_dim, dim,
+                                              0, next, num_next, out);
   }
 }
 
 template <class Kv, int R>
 __attribute__((noinline)) static void attend_rows(const AttnArgs& args, const AttnItem& item, int row0) {
-  const int group = args.heads / args.kv.kv_heads, dim = args.kv.head_dim;
+  const int group = args.heads / args.kv.kv_heads, key_dim = args.kv.head_dim, dim = args.kv.value_dim;
   const Tile tile{args, item, row0, group, dim};
   const Pages pages{args.kv.base + item.kv_head * args.kv.head_stride, args.kv.block_stride, item.blocks};
   alignas(64) uint32_t q[R * kQueryWords];
@@ -329,10 +328,10 @@ __attribute__((noinline)) static void attend_rows(const AttnArgs& args, const At
   int at[R];
   for (int r = 0; r < R; r++) at[r] = tile.position(r);
   auto scaled_query = [&](int r, int d) {
-    return load(args.q + tile.token(r) * args.ldq + tile.column(r) + d) * set1(args.scale_log2e);
+    return load(args.q + tile.token(r) * args.ldq + tile.head(r) * key_dim + d) * set1(args.scale_log2e);
   };
   constexpr int kStride = kQueryWords * 4 / (int)sizeof(typename Kv::Element);
-  put_queries<Kv, R>(dim, scaled_query, (typename Kv::Element*)q, kStride, q_step);
+  put_queries<Kv, R>(key_dim, scaled_query, (typename Kv::Element*)q, kStride, q_step);
   const int begin = tile.from(at[0]) / kBlock * kBlock, end = tile.end(at[R - 1]);
   for (int s = item.split0; s < item.split1; s++) {
     const bool whole = !item.partial && s == item.split0;
@@ -394,7 +393,7 @@ static void attention_f32(const AttnArgs& args, const AttnItem& item) { attentio
 static void attention_i8(const AttnArgs& args, const AttnItem& item) { attention<I8Kv>(args, item); }
 
 static void attention_merge(const AttnArgs& args, int tok0, int ntok, int kv_head, const float* partial, int nsplit) {
-  const int group = args.heads / args.kv.kv_heads, dim = args.kv.head_dim, rows = ntok * group;
+  const int group = args.heads / args.kv.kv_heads, dim = args.kv.value_dim, rows = ntok * group;
   const AttnItem item{tok0, ntok, 0, kv_head, 0, nsplit, nullptr, nullptr, 0, nullptr};
   alignas(64) float out[2 * kMaxHeadDim];
   for (int row = 0; row < rows; row += 2) {

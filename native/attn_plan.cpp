@@ -12,18 +12,18 @@ constexpr int kFewItems = 4;
 
 }  // namespace
 
-AttnPlan::AttnPlan(int group, int heads, int window, bool causal, int kv_heads, int head_dim, int max_model_len,
+AttnPlan::AttnPlan(int group, int heads, int window, bool causal, int kv_heads, int value_dim, int max_model_len,
                    int workers)
     : group_(group),
       heads_(heads),
       window_(window),
       kv_heads_(kv_heads),
-      head_dim_(head_dim),
+      value_dim_(value_dim),
       tile_(std::max(1, kItemRows / (heads / kv_heads))),
       workers_(workers),
       causal_(causal),
       partial_floats_(static_cast<size_t>(tile_) * static_cast<size_t>(heads / kv_heads) *
-                      static_cast<size_t>(head_dim + 2)),
+                      static_cast<size_t>(value_dim + 2)),
       max_splits_((max_model_len + kKvSplit - 1) / kKvSplit),
       partials_(
           static_cast<size_t>(kFewItems * workers) * static_cast<size_t>(max_splits_) * partial_floats_ * sizeof(float),
@@ -85,7 +85,7 @@ void AttnPlan::split() {
       continue;
     }
     const size_t floats =
-        static_cast<size_t>(item.ntok) * static_cast<size_t>(heads_ / kv_heads_) * static_cast<size_t>(head_dim_ + 2);
+        static_cast<size_t>(item.ntok) * static_cast<size_t>(heads_ / kv_heads_) * static_cast<size_t>(value_dim_ + 2);
     merges_.push_back({item.tok0, item.ntok, item.kv_head, item.split1 - item.split0, partial});
     for (int s = item.split0; s < item.split1; s++, partial += floats) {
       items_.push_back(item);

@@ -16,7 +16,7 @@ struct AttnMerge {  // all splits of one tile of rows
 class AttnPlan {
  public:
   // Reserves (touched on use) the partial results of the few items that are split among threads.
-  AttnPlan(int group, int heads, int window, bool causal, int kv_heads, int head_dim, int max_model_len, int workers);
+  AttnPlan(int group, int heads, int window, bool causal, int kv_heads, int value_dim, int max_model_len, int workers);
 
   bool serves(int group, int heads, int window, bool causal) const {
     return group == group_ && heads == heads_ && window == window_ && causal == causal_;
@@ -32,7 +32,7 @@ class AttnPlan {
   int64_t cost_of(const AttnItem& item) const;
   void split();
 
-  int group_, heads_, window_, kv_heads_, head_dim_, tile_, workers_;
+  int group_, heads_, window_, kv_heads_, value_dim_, tile_, workers_;
   bool causal_;
   size_t partial_floats_;  // of one split of one tile
   int max_splits_;

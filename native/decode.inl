@@ -30,7 +30,7 @@ template <Act A> static void decode_rows(const Activation& x, int row, int n, in
       for (int c = 0; c < 64; c += 16) store(out + c, load_bf16(x.h + r * x.ld + k0 + c));
     } else {
       for (int c = 0; c < 64; c++) {
-        const int64_t i = (int64_t)(k0 + c) / 32 * x.rows + r;
+        const int64_t i = (k0 + c) / 32 * x.stride + r;
         out[c] = x.s[i] * (float)x.q[i * 32 + c % 32];
       }
     }

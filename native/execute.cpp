@@ -61,6 +61,7 @@ template <bool timed> void Program::work(const Step& step, int worker, std::vect
 // Copies of blocks, and the cosines and sines of this step.
 void Program::prepare(const Step& step, int worker) {
   const Batch& b = step.batch;
+  workers_[static_cast<size_t>(worker)].sorted.routing = -1;
   if (spec_.poison) {
     const Range bytes = share(static_cast<int>(arena_.bytes() / kLine), pool_->size(), worker);
     std::memset(arena_.data() + static_cast<size_t>(bytes.begin) * kLine, 0xff,
@@ -184,6 +185,20 @@ void Program::execute(const Node& n, const Step& step, int worker) {
       break;
     }
     case Op::Sample: sample(n, step, worker); break;
+    case Op::Concat: concat(n, step, worker); break;
+    case Op::Route: {
+      RouteArgs route = n.route;
+      route.scores = f32(n.a, plan), route.ld = ld(n.a);
+      route.out = f32(n.out, plan), route.ld_out = ld(n.out);
+      route.bias = vector_of(n.vector);
+      kernels_.route(route, mine.begin, mine.end);
+      break;
+    }
+    case Op::Dispatch: dispatch(n, step, worker); break;
+    case Op::ExpertLinear: expert_linear(n, step, worker); break;
+    case Op::Combine: combine(n, step, worker); break;
+    case Op::SplitHeads: split_heads(n, step, worker); break;
+    case Op::HeadLinear: head_linear(n, step, worker); break;
   }
 }
 
@@ -340,7 +355,8 @@ void Program::sample(const Node& n, const Step& step, int worker) {
 // ---------------------------------------------------------------- operands
 
 int Program::rows_of(const Operand& x, const Step& step) const {
-  return spec_.values[static_cast<size_t>(x.value)].logit_rows ? step.batch.rows : step.batch.tokens;
+  const ValueSpec& v = spec_.values[static_cast<size_t>(x.value)];
+  return v.times * (v.logit_rows ? step.batch.rows : step.batch.tokens);
 }
 
 float* Program::f32(const Operand& x, int plan) const {
@@ -371,6 +387,7 @@ Activation Program::activation(const Operand& x, int plan, int rows) const {
   Activation a{};
   a.act = v.act;
   a.rows = rows;
+  a.stride = rows;
   a.k = x.cols;
   a.k_pad = static_cast<int>(align_up(static_cast<size_t>(x.cols), 64));
   a.ld = v.act == Act::F32 ? v.cols : act_ld(v.act, a.k_pad);

@@ -17,7 +17,7 @@ VEC_INLINE const uint8_t* task_data(const Weight& w, int task) {
 template <class P, int MR>
 GEMM_TILE static void tile_a8(const uint8_t* w, const Activation& x, int row, float* y, bool fetch) {
   constexpr int kUnit = unit_bytes(P::kFormat);
-  const int64_t rows = x.rows;
+  const int64_t rows = x.stride;
   const int8_t* q = x.q + row * 32;
   const float *s = x.s + row, *t = x.t + row;
   const int32_t* nsum = x.nsum + row;
@@ -52,7 +52,7 @@ GEMM_TILE static void tile_rows(const uint8_t* w, size_t panel_bytes, const Acti
   for (int g = 0; g < x.k_pad / 32; g++) {
     const int group = g % P::kGroups;
     const uint8_t* unit = w + g / P::kGroups * unit_bytes(P::kFormat);
-    const int64_t at = (int64_t)g * x.rows + row;
+    const int64_t at = g * x.stride + row;
     if (fetch && group == 0)
       for (int p = 0; p < kPanels; p++)
         for (int i = 0; i < unit_bytes(P::kFormat); i += 64) prefetch(unit + p * panel_bytes + kPrefetch / kPanels + i);

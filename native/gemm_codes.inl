@@ -74,7 +74,7 @@ template <Format F> struct ProductCodes {
     float t[2][kRows];
     clear(y, n);
     for (int g = 0; g < x.k_pad / 32; g++) {
-      const int64_t at = (int64_t)g * x.rows + row;
+      const int64_t at = g * x.stride + row;
       RowsRun rows[2] = {{x.q + at * 32, x.s + at, x.t + at, x.nsum + at}};
       if constexpr (kRuns == 2) {
         for (int r = 0; r < n; r++) {

@@ -115,7 +115,7 @@ template <Format F> struct ProductGroups {
             prefetch(unit_of<F>(data + panel * w.panel_bytes, g) + kPrefetch / 2 + i);
       decode_bf16<F>(data, w.panel_bytes, g, group);
       const uint16_t* h = x.h + row * x.ld + g * 32;
-      const float* t[2] = {kMinimum<F> ? x.t + (int64_t)g * x.rows + row : nullptr, nullptr};
+      const float* t[2] = {kMinimum<F> ? x.t + g * x.stride + row : nullptr, nullptr};
       if constexpr (kMinimum<F> && kHalves<F> == 2)
         for (int i = 0; i < 2; i++) {
           for (int r = 0; r < n; r++) sums[i][r] = reduce_add(load_bf16(h + r * x.ld + i * 16));

@@ -10,6 +10,7 @@
 #include "gemm_codes.inl"
 #include "gemm_groups.inl"
 #include "rows.inl"
+#include "experts.inl"
 #include "kv.inl"
 #include "attention_kv.inl"
 #include "attention.inl"
@@ -57,6 +58,8 @@ static constexpr Kernels make_table(const char* name) {
       .scale = scale_rows,
       .softcap = softcap_rows,
       .clamp = clamp_rows,
+      .route = route,
+      .weighted_sum = weighted_sum,
       .embed = {embed<F32>, embed<F16>, embed<BF16>, embed<W8>,  embed<W4>,  embed<W4F>,   embed<W5>,
                 embed<W5F>, embed<W4N>, embed<W4M>,  embed<W4V>, embed<W4Z>, embed<W4Z64>, embed<W8Z64>,
                 embed<F8>,  embed<W2K>, embed<W3K>,  embed<W4K>, embed<W5K>, embed<W6K>,   embed<W4X>},

@@ -100,10 +100,12 @@ constexpr int kActs = 3;
 //   BF16  h[rows][ld] bf16, ld a multiple of 32 and not of 1024 (L1 sets), with t = sum of a group, [k_pad/32][rows]
 //   A8    q[k_pad/32][rows][32] int8, with s (scale), t = s * sum(q), nsum = -sum(q), and nhalf = -sum(q of the first
 //         16), each [k_pad/32][rows]
+// A view of some rows has the pointers of its first and the `stride` of the whole.
 struct Activation {
   Act act;
   int rows, k, k_pad;
   int64_t ld;
+  int64_t stride;  // rows between two groups of 32 K: more than `rows` in a view of some rows
   float* f;
   uint16_t* h;
   int8_t* q;
@@ -112,6 +114,17 @@ struct Activation {
   int32_t* nsum;
   int32_t* nhalf;
 };
+inline Activation some_rows(Activation x, int row, int rows) {
+  x.rows = rows;
+  if (x.f) x.f += row * x.ld;
+  if (x.h) x.h += row * x.ld;
+  if (x.q) x.q += int64_t{row} * 32;
+  if (x.s) x.s += row;
+  if (x.t) x.t += row;
+  if (x.nsum) x.nsum += row;
+  if (x.nhalf) x.nhalf += row;
+  return x;
+}
 inline int act_ld(Act a, int k_pad) { return a == Act::BF16 && k_pad % 1024 == 0 ? k_pad + 32 : k_pad; }
 
 // ---------------------------------------------------------------- norms and activations
@@ -152,26 +165,46 @@ struct GemmArgs {
   ActKind kind;
 };
 
+// ---------------------------------------------------------------- mixtures of experts
+enum class Scoring : uint8_t { Softmax, SoftmaxTop, Sigmoid, SparseMixer };
+constexpr int kScorings = 4;
+constexpr int kMaxExperts = 1024, kMaxTopK = 64;
+
+// What the fields mean: ops.Route.
+struct RouteArgs {
+  const float* scores;  // [T][ld]
+  int64_t ld;
+  const float* bias;  // [experts] or null
+  float* out;         // [T][ld_out]: top_k ids, then top_k weights
+  int64_t ld_out;
+  int experts, top_k;
+  Scoring scoring;
+  bool normalise;
+  float scale, jitter;
+  int groups, top_groups, group_best;
+};
+
 // ---------------------------------------------------------------- KV cache
 enum class KvType : uint8_t { BF16, F32, I8 };
 constexpr int kKvTypes = 3;
 
 // One layer: block b of kv head h starts at base + h * head_stride + b * block_stride (bytes). A block is 16 tokens:
-//   BF16  K panel [D/2][16][2], then V panel [8][D][2]                                                 64*D bytes
-//   F32   K panel [D][16], then V panel [16][D]                                                       128*D bytes
+//   BF16  K panel [D/2][16][2], then V panel [8][V][2]                                            32*(D+V) bytes
+//   F32   K panel [D][16], then V panel [16][V]                                                   64*(D+V) bytes
 //   I8    K panel [D/4][16][4], V panel [4][D][4], then float K scales [16] and V scales [16]     32*D + 128 bytes
-// D is a multiple of 16 (a model's head size is padded to that by zeros). I8: key = scale * q of its token, values
+// D and V, the sizes of keys and values, are multiples of 16, for I8 the same and at most 256. I8: key = scale * q of its token, values
 // likewise; the four elements of a word lie in the order 0, 2, 1, 3, so that even and odd bytes are pairs of neighbours.
 struct KvLayer {
   KvType type;
   uint8_t* base;
   int64_t head_stride, block_stride;
-  int kv_heads, head_dim;
+  int kv_heads, head_dim, value_dim;
 };
+constexpr int kMaxHeadDim = 576, kMaxHeadDimI8 = 256;
 
-constexpr size_t kv_block_bytes(KvType type, int head_dim) {
-  const size_t d = static_cast<size_t>(head_dim);
-  return type == KvType::BF16 ? 64 * d : type == KvType::F32 ? 128 * d : 32 * d + 128;
+constexpr size_t kv_block_bytes(KvType type, int head_dim, int value_dim) {
+  const size_t d = static_cast<size_t>(head_dim) + static_cast<size_t>(value_dim);
+  return type == KvType::BF16 ? 32 * d : type == KvType::F32 ? 64 * d : 16 * d + 128;
 }
 
 constexpr int kBlock = 16, kKvTile = 128, kKvSplit = 512;
@@ -184,7 +217,7 @@ struct AttnItem {
   const int32_t* blocks;       // block table row of the sequence; what lies before the window is never read
   const int32_t* next_blocks;  // num_next blocks of what this thread probably does next, to prefetch
   int num_next;
-  float* partial;  // null: all splits are here, write the result. Otherwise floats [split1 - split0][row][D + 2], row =
+  float* partial;  // null: all splits are here, write the result. Otherwise floats [split1 - split0][row][V + 2], row =
                    // token * group + head of the group: unnormalised output, max, sum of that split only
   int context = 0;  // 0: causal. Otherwise queries see what follows them, too, of so many tokens of the sequence
 };
@@ -265,11 +298,14 @@ struct Kernels {
   void (*softcap)(const float* x, int64_t ldx, float cap, float* y, int64_t ldy, int cols, int row0, int row1);
   void (*clamp)(const float* x, int64_t ldx, float low, float high, float* y, int64_t ldy, int cols, int row0,
                 int row1);
+  void (*route)(const RouteArgs&, int row0, int row1);
+  // y = weights[0] * x[0] + weights[1] * x[1] + ..., n of them in this order
+  void (*weighted_sum)(const float* const* x, const float* weights, int n, float* y, int cols);
   void (*embed[kFormats])(const Weight& w, const int32_t* ids, float* y, int64_t ldy, int row0, int row1);
   void (*rope)(const RopeArgs&, int row0, int row1, int head0, int head1);
   void (*kv_write[kKvTypes])(const KvWriteArgs&, int row0, int row1, int head0, int head1);
   void (*attention[kKvTypes])(const AttnArgs&, const AttnItem&);
-  // merge partial[nsplit][ntok * group][D + 2], all splits of tokens [tok0, tok0 + ntok) of one kv head, in order
+  // merge partial[nsplit][ntok * group][V + 2], all splits of tokens [tok0, tok0 + ntok) of one kv head, in order
   void (*attention_merge)(const AttnArgs&, int tok0, int ntok, int kv_head, const float* partial, int nsplit);
   void (*logit_max)(const float* x, int n, LogitMax& out);
   // sum of exp((x - max) * inv_temperature) over x >= floor, float64 over fixed blocks

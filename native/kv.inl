@@ -54,7 +54,7 @@ VEC_INLINE void scatter_words(uint32_t* panel, i32x16 words, int count) {
 }
 
 static void kv_write_bf16(const KvWriteArgs& a, int row0, int row1, int head0, int head1) {
-  const int dim = a.kv.head_dim;
+  const int dim = a.kv.head_dim, value_dim = a.kv.value_dim;
   auto is_pair = [&a](int even_row) {  // the two tokens of a V word are rows even_row, even_row + 1
     return even_row >= 0 && even_row + 1 < a.tokens && a.slots[even_row] == a.slots[even_row + 1] &&
            a.positions[even_row] % 2 == 0 && a.positions[even_row + 1] == a.positions[even_row] + 1;
@@ -64,7 +64,7 @@ static void kv_write_bf16(const KvWriteArgs& a, int row0, int row1, int head0, i
     const bool odd_slot = slot % 2, written_before = odd_slot && is_pair(r - 1), both_now = !odd_slot && is_pair(r);
     for (int h = head0; h < head1; h++) {
       uint8_t* block = kv_block(a.kv, h, a.slots[r]);
-      const float *k = a.k + r * a.ldk + h * dim, *v = a.v + r * a.ldv + h * dim;
+      const float *k = a.k + r * a.ldk + h * dim, *v = a.v + r * a.ldv + h * value_dim;
       uint32_t* keys = (uint32_t*)block + slot;
       for (int d = 0; d < dim; d += 32) {  // 16 words; dim is a multiple of 16
         const int n = dim - d < 32 ? 8 : 16;
@@ -72,8 +72,8 @@ static void kv_write_bf16(const KvWriteArgs& a, int row0, int row1, int head0, i
         scatter_words(keys + d / 2 * kBlock, bf16_pairs(even(lo, hi), odd(lo, hi)), n);
       }
       if (written_before) continue;
-      int32_t* values = (int32_t*)(block + dim * kBlock * 2) + slot / 2 * dim;
-      for (int d = 0; d < dim; d += 16) {
+      int32_t* values = (int32_t*)(block + dim * kBlock * 2) + slot / 2 * value_dim;
+      for (int d = 0; d < value_dim; d += 16) {
         f32x16 own = load(v + d);
         if (odd_slot) store(values + d, (load(values + d) & 0xffff) | bf16_pairs(zero(), own));
         else store(values + d, bf16_pairs(own, both_now ? load(v + a.ldv + d) : zero()));
@@ -83,17 +83,15 @@ static void kv_write_bf16(const KvWriteArgs& a, int row0, int row1, int head0, i
 }
 
 static void kv_write_f32(const KvWriteArgs& a, int row0, int row1, int head0, int head1) {
-  const int dim = a.kv.head_dim;
+  const int dim = a.kv.head_dim, value_dim = a.kv.value_dim;
   for (int r = row0; r < row1; r++) {
     const int slot = a.positions[r] % kBlock;
     for (int h = head0; h < head1; h++) {
       uint8_t* block = kv_block(a.kv, h, a.slots[r]);
-      const float *k = a.k + r * a.ldk + h * dim, *v = a.v + r * a.ldv + h * dim;
-      float* values = (float*)block + dim * kBlock + slot * dim;
-      for (int d = 0; d < dim; d += 16) {
-        scatter_words((uint32_t*)block + d * kBlock + slot, as_i32(load(k + d)), 16);
-        store(values + d, load(v + d));
-      }
+      const float *k = a.k + r * a.ldk + h * dim, *v = a.v + r * a.ldv + h * value_dim;
+      float* values = (float*)block + dim * kBlock + slot * value_dim;
+      for (int d = 0; d < dim; d += 16) scatter_words((uint32_t*)block + d * kBlock + slot, as_i32(load(k + d)), 16);
+      for (int d = 0; d < value_dim; d += 16) store(values + d, load(v + d));
     }
   }
 }
@@ -114,7 +112,7 @@ constexpr int kWordOrder[4] = {0, 2, 1, 3};
 
 static void kv_write_i8(const KvWriteArgs& a, int row0, int row1, int head0, int head1) {
   const int dim = a.kv.head_dim;
-  int8_t q[256];
+  int8_t q[kMaxHeadDimI8];
   for (int r = row0; r < row1; r++) {
     const int slot = a.positions[r] % kBlock;
     for (int h = head0; h < head1; h++) {

@@ -42,6 +42,13 @@ KvType kv_type_of(const std::string& name) {
   throw std::invalid_argument("KV type '" + name + "' is unknown");
 }
 
+Scoring scoring_of(const std::string& name) {
+  const char* names[kScorings] = {"softmax", "softmax_top", "sigmoid", "sparse_mixer"};
+  for (int i = 0; i < kScorings; i++)
+    if (name == names[i]) return static_cast<Scoring>(i);
+  throw std::invalid_argument("scoring '" + name + "' is unknown");
+}
+
 // ---------------------------------------------------------------- one step
 
 // The array itself: an implicit conversion would be a copy that is gone before the step runs.
@@ -214,8 +221,10 @@ NB_MODULE(_native, m) {
       "format"_a, "n"_a, "k"_a);
   m.def(
       "kv_block_bytes",
-      [](const std::string& type, int head_dim) { return kv_block_bytes(kv_type_of(type), head_dim); }, "kv_type"_a,
-      "head_dim"_a);
+      [](const std::string& type, int head_dim, int value_dim) {
+        return kv_block_bytes(kv_type_of(type), head_dim, value_dim);
+      },
+      "kv_type"_a, "head_dim"_a, "value_dim"_a);
   m.def("unpack", &unpack_weight, "isa"_a, "memory"_a, "offset"_a, "format"_a, "out"_a.noconvert());
   m.def("pack", &pack_weight, "pool"_a, "memory"_a, "offset"_a, "format"_a, "data"_a.noconvert(), "k"_a);
 
@@ -286,6 +295,17 @@ NB_MODULE(_native, m) {
       .def_rw("softcap", &Node::softcap)
       .def_rw("slopes", &Node::slopes)
       .def_rw("targets", &Node::targets)
+      .def_rw("ins", &Node::ins)
+      .def_rw("experts", &Node::experts)
+      .def(
+          "set_route",
+          [](Node& n, int experts, int top_k, const std::string& scoring, bool normalise, float scale, float jitter,
+             int groups, int top_groups, int group_best) {
+            n.route = {nullptr,   0,     nullptr, nullptr, 0,          experts,   top_k, scoring_of(scoring),
+                       normalise, scale, jitter,  groups,  top_groups, group_best};
+          },
+          "experts"_a, "top_k"_a, "scoring"_a, "normalise"_a, "scale"_a, "jitter"_a, "groups"_a, "top_groups"_a,
+          "group_best"_a)
       .def(
           "set_barriers",
           [](Node& n, bool small, bool full) {
@@ -307,12 +327,12 @@ NB_MODULE(_native, m) {
           "max_tokens"_a, "max_rows"_a, "max_seqs"_a, "max_model_len"_a, "vocab"_a, "small_tokens"_a, "poison"_a)
       .def(
           "add_value",
-          [](ProgramSpec& s, const std::string& name, const std::string& act, bool logit_rows, int cols, size_t small,
-             size_t full) {
-            s.values.push_back({name, act_of(act), logit_rows, cols, {small, full}});
+          [](ProgramSpec& s, const std::string& name, const std::string& act, bool logit_rows, int times, int cols,
+             size_t small, size_t full) {
+            s.values.push_back({name, act_of(act), logit_rows, cols, {small, full}, times});
             return s.values.size() - 1;
           },
-          "name"_a, "act"_a, "logit_rows"_a, "cols"_a, "small_offset"_a, "full_offset"_a)
+          "name"_a, "act"_a, "logit_rows"_a, "times"_a, "cols"_a, "small_offset"_a, "full_offset"_a)
       .def(
           "add_weight",
           [](ProgramSpec& s, const std::string& name, std::shared_ptr<Memory> memory, size_t offset,
@@ -324,12 +344,13 @@ NB_MODULE(_native, m) {
       .def(
           "add_group",
           [](ProgramSpec& s, std::shared_ptr<Memory> memory, const std::string& type, int layers, int kv_heads,
-             int head_dim, int num_blocks) {
-            s.groups.push_back({std::move(memory), kv_type_of(type), layers, kv_heads, head_dim, num_blocks});
+             int head_dim, int value_dim, int num_blocks) {
+            s.groups.push_back(
+                {std::move(memory), kv_type_of(type), layers, kv_heads, head_dim, value_dim, num_blocks});
             s.limits.num_blocks.push_back(num_blocks);
             return s.groups.size() - 1;
           },
-          "memory"_a, "kv_type"_a, "layers"_a, "kv_heads"_a, "head_dim"_a, "num_blocks"_a)
+          "memory"_a, "kv_type"_a, "layers"_a, "kv_heads"_a, "head_dim"_a, "value_dim"_a, "num_blocks"_a)
       .def(
           "add_rope",
           [](ProgramSpec& s, std::vector<double> inv_freq, double scale) {

@@ -36,11 +36,18 @@ constexpr const char* kNames[kOps] = {
     "lora_shrink",
     "lora_expand",
     "sample",
+    "concat",
+    "route",
+    "dispatch",
+    "expert_linear",
+    "combine",
+    "split_heads",
+    "head_linear",
 };
 constexpr const char* kActNames[kActKinds] = {
     "silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "sigmoid", "tanh", "swiglu_oai",
 };
-constexpr int kMaxHeadDim = 256;  // attention keeps one head of a row tile in a fixed buffer
+constexpr int kMaxTimes = 1024;  // rows of a value per row of the step: experts of a token, or heads
 constexpr float kLog2e = 1.44269504f;
 
 size_t value_bytes(const ValueSpec& v, int rows) {
@@ -79,6 +86,7 @@ KvLayer GroupSpec::layer(int index) const {
   kv.base = memory->data() + index * kv_heads * kv.head_stride;
   kv.kv_heads = kv_heads;
   kv.head_dim = head_dim;
+  kv.value_dim = value_dim;
   return kv;
 }
 
@@ -119,6 +127,13 @@ class NodeCheck {
       case Op::LoraExpand: return lora();
       case Op::GatherCols: return gather_cols();
       case Op::Sample: return sample();
+      case Op::Concat: return concat();
+      case Op::Route: return route();
+      case Op::Dispatch: return dispatch();
+      case Op::ExpertLinear: return expert_linear();
+      case Op::Combine: return combine();
+      case Op::SplitHeads: return split_heads();
+      case Op::HeadLinear: return head_linear();
     }
   }
 
@@ -144,8 +159,8 @@ class NodeCheck {
          std::string(role) + " has " + std::to_string(x.cols) + " columns, expected " + std::to_string(cols));
     return v;
   }
-  void same_rows(const ValueSpec& a, const ValueSpec& b) const {
-    need(a.logit_rows == b.logit_rows, a.name + " and " + b.name + " differ in rows");
+  void same_rows(const ValueSpec& a, const ValueSpec& b, int times = 1) const {
+    need(a.logit_rows == b.logit_rows && a.times * times == b.times, a.name + " and " + b.name + " differ in rows");
   }
   const WeightSpec& weight(int index) const {
     need(index >= 0 && index < static_cast<int>(spec_.weights.size()), "weight is missing");
@@ -239,16 +254,18 @@ class NodeCheck {
     }
     if (node_.op == Op::Rope) return;
     group();
-    const int cols = spec_.groups[static_cast<size_t>(node_.group)].kv_heads * node_.head_dim;
-    need(!f32(node_.b, "k", cols).logit_rows && !f32(node_.c, "v", cols).logit_rows, "works on rows of tokens");
+    const GroupSpec& g = spec_.groups[static_cast<size_t>(node_.group)];
+    need(!f32(node_.b, "k", g.kv_heads * g.head_dim).logit_rows &&
+             !f32(node_.c, "v", g.kv_heads * g.value_dim).logit_rows,
+         "works on rows of tokens");
   }
   void attention() const {
     group();
     const GroupSpec& g = spec_.groups[static_cast<size_t>(node_.group)];
     need(node_.heads > 0 && node_.heads % g.kv_heads == 0, "query heads are no multiple of the KV heads");
-    const int cols = node_.heads * g.head_dim;
+    const int cols = node_.heads * g.value_dim;
     const ValueSpec& y = value(node_.out, "output");
-    need(!f32(node_.a, "q", cols).logit_rows && !y.logit_rows, "works on rows of tokens");
+    need(!f32(node_.a, "q", node_.heads * g.head_dim).logit_rows && !y.logit_rows, "works on rows of tokens");
     need(node_.out.cols == cols, "output has the wrong size");
     need(y.act == Act::F32 || cols / g.kv_heads % 32 == 0, "a rounded output needs heads in groups of 32 columns");
     need(node_.scale > 0, "scale must be positive");
@@ -312,6 +329,81 @@ class NodeCheck {
          "logits must have a row per logit row");
   }
 
+  void concat() const {
+    const ValueSpec& y = f32(node_.out, "output", node_.out.cols);
+    int cols = 0;
+    for (const Operand& x : node_.ins) {
+      same_rows(f32(x, "input", x.cols), y);
+      need(node_.heads > 0 && x.cols % node_.heads == 0, "columns are no multiple of the heads");
+      cols += x.cols;
+    }
+    need(cols == node_.out.cols, "output and inputs differ in columns");
+  }
+  void route() const {
+    const RouteArgs& r = node_.route;
+    need(r.experts > 0 && r.experts <= kMaxExperts && r.top_k > 0 && r.top_k <= std::min(r.experts, kMaxTopK),
+         std::to_string(r.top_k) + " of " + std::to_string(r.experts) + " experts: at most " +
+             std::to_string(kMaxTopK) + " of " + std::to_string(kMaxExperts) + " are possible");
+    need(r.groups > 0 && r.experts % r.groups == 0 && r.top_groups > 0 && r.top_groups <= r.groups &&
+             r.group_best > 0 && r.group_best <= r.experts / r.groups && r.top_k <= r.experts / r.groups * r.top_groups,
+         "groups of experts disagree");
+    same_rows(f32(node_.a, "scores", r.experts), f32(node_.out, "output", 2 * r.top_k));
+    if (node_.vector >= 0) vector(r.experts);
+  }
+  void split_heads() const {
+    need(node_.heads > 0, "has no heads");
+    same_rows(f32(node_.a, "input", node_.heads * node_.out.cols), f32(node_.out, "output", node_.out.cols),
+              node_.heads);
+  }
+  void head_linear() const {
+    const ValueSpec &x = value(node_.a, "input"), &y = f32(node_.out, "output", node_.out.cols);
+    need(node_.heads > 0 && node_.weights.size() == 1, "takes one weight for some heads");
+    same_rows(y, x, node_.heads);
+    const WeightSpec& w = weight(node_.weights[0]);
+    need(w.k == node_.a.cols && w.n == node_.out.cols, w.name + " has another size");
+    need(w.n % (node_.heads * kTaskCols) == 0, w.name + ": the columns of a head are no multiple of 32");
+    need(kernels_.gemm[static_cast<int>(w.format)][static_cast<int>(x.act)] != nullptr,
+         w.name + ": no kernel for its format");
+  }
+  // Experts of each row of the step.
+  int routing(const ValueSpec& rows) const {
+    need(node_.experts > 0 && node_.experts <= kMaxExperts, "has no experts");
+    same_rows(f32(node_.b, "routing", node_.b.cols), rows);
+    need(node_.b.cols % 2 == 0 && node_.b.start == 0, "routing has ids and weights");
+    return node_.b.cols / 2;
+  }
+  void dispatch() const {
+    const ValueSpec &x = value(node_.a, "input"), &y = value(node_.out, "output");
+    need(x.act == y.act && node_.a.cols == node_.out.cols, "output and input differ");
+    same_rows(x, y, routing(x));
+  }
+  void expert_linear() const {
+    const ValueSpec &x = value(node_.a, "input"), &y = f32(node_.out, "output", node_.out.cols);
+    same_rows(x, y);
+    const ValueSpec& r = value(node_.b, "routing");
+    same_rows(r, y, routing(r));
+    const auto experts = static_cast<size_t>(node_.experts), each = node_.weights.size() / experts;
+    need(each > 0 && node_.weights.size() == each * experts, "has not as many weights for each expert");
+    for (size_t e = 0; e < experts; e++) {
+      int n = 0;
+      for (size_t i = 0; i < each; i++) {
+        const WeightSpec& w = weight(node_.weights[e * each + i]);
+        need(w.k == node_.a.cols,
+             w.name + " has " + std::to_string(w.k) + " input features, expected " + std::to_string(node_.a.cols));
+        need(kernels_.gemm[static_cast<int>(w.format)][static_cast<int>(x.act)] != nullptr,
+             w.name + ": no kernel for its format");
+        n += w.n;
+      }
+      need(n == node_.out.cols, "expert " + std::to_string(e) + " has " + std::to_string(n) + " output features");
+    }
+    if (node_.vector >= 0) vector(node_.experts * node_.out.cols);
+  }
+  void combine() const {
+    const ValueSpec &x = f32(node_.a, "input", node_.out.cols), &y = f32(node_.out, "output", node_.out.cols);
+    same_rows(y, x, routing(y));
+    need(node_.b.cols / 2 <= kMaxTopK, "too many experts of a row");
+  }
+
   const ProgramSpec& spec_;
   const Node& node_;
   const Kernels& kernels_;
@@ -327,8 +419,9 @@ void check_spec(const ProgramSpec& spec) {
   for (const ValueSpec& v : spec.values)
     for (int p = 0; p < kPlans; p++) {
       const int tokens = p ? l.max_tokens : std::min(l.max_tokens, spec.small_tokens);
-      const size_t end = v.offset[p] + value_bytes(v, v.logit_rows ? std::min(l.max_rows, tokens) : tokens);
-      need(v.cols > 0 && v.offset[p] % kLine == 0 && end <= spec.arena_bytes[p], v.name + " lies outside of the arena");
+      need(v.cols > 0 && v.times > 0 && v.times <= kMaxTimes, v.name + " has no columns, no rows or too many");
+      const size_t end = v.offset[p] + value_bytes(v, v.times * (v.logit_rows ? std::min(l.max_rows, tokens) : tokens));
+      need(v.offset[p] % kLine == 0 && end <= spec.arena_bytes[p], v.name + " lies outside of the arena");
     }
   for (const WeightSpec& w : spec.weights) {
     const size_t bytes =
@@ -339,9 +432,11 @@ void check_spec(const ProgramSpec& spec) {
   for (size_t i = 0; i < spec.groups.size(); i++) {
     const GroupSpec& g = spec.groups[i];
     const std::string name = "KV group " + std::to_string(i);
-    need(g.head_dim > 0 && g.head_dim % 16 == 0 && g.head_dim <= kMaxHeadDim,
-         name + ": head size " + std::to_string(g.head_dim) + " must be a multiple of 16, at most " +
-             std::to_string(kMaxHeadDim));
+    const int most = g.type == KvType::I8 ? kMaxHeadDimI8 : kMaxHeadDim;
+    for (int dim : {g.head_dim, g.value_dim})
+      need(dim > 0 && dim % 16 == 0 && dim <= most,
+           name + ": head size " + std::to_string(dim) + " must be a multiple of 16, at most " + std::to_string(most));
+    need(g.type != KvType::I8 || g.value_dim == g.head_dim, name + ": int8 keys and values must have one size");
     need(g.layers > 0 && g.kv_heads > 0 && g.num_blocks > 0, name + " is empty");
     const size_t blocks =
         static_cast<size_t>(g.layers) * static_cast<size_t>(g.kv_heads) * static_cast<size_t>(g.num_blocks);
@@ -381,7 +476,18 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
     slots_.emplace_back(tokens);
     rotated = std::max(rotated, kBlock * g.kv_heads * g.head_dim);
   }
-  for (Worker& w : workers_) w.rotated.resize(static_cast<size_t>(rotated));
+  size_t ranks = 0, experts = 0;
+  for (const Node& node : spec_.nodes) {
+    if (node.experts == 0) continue;
+    experts = std::max(experts, static_cast<size_t>(node.experts));
+    ranks = std::max(ranks, static_cast<size_t>(node.b.cols / 2) * tokens);
+  }
+  for (Worker& w : workers_) {
+    w.rotated.resize(static_cast<size_t>(rotated));
+    w.sorted.starts.resize(experts + 1);
+    w.sorted.ranks.resize(ranks);
+    w.sorted.places.resize(ranks);
+  }
   for (const Node& node : spec_.nodes) {
     int index = -1;
     if (node.op == Op::Attention) {
@@ -389,7 +495,7 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
       index = static_cast<int>(std::find_if(attn_plans_.begin(), attn_plans_.end(), same) - attn_plans_.begin());
       if (index == static_cast<int>(attn_plans_.size())) {
         const GroupSpec& g = spec_.groups[static_cast<size_t>(node.group)];
-        attn_plans_.emplace_back(node.group, node.heads, node.window, node.causal, g.kv_heads, g.head_dim,
+        attn_plans_.emplace_back(node.group, node.heads, node.window, node.causal, g.kv_heads, g.value_dim,
                                  spec_.limits.max_model_len, pool_->size());
       }
     }

@@ -42,19 +42,27 @@ enum class Op : uint8_t {
   LoraShrink,
   LoraExpand,
   Sample,
+  Concat,
+  Route,
+  Dispatch,
+  ExpertLinear,
+  Combine,
+  SplitHeads,
+  HeadLinear,
 };
-constexpr int kOps = 25;
+constexpr int kOps = 32;
 const char* op_name(Op op);
 Op op_of(const std::string& name);             // throws std::invalid_argument naming it
 ActKind act_kind_of(const std::string& name);  // as op_of
 
-// A matrix in the arena: rows T or R, `cols` columns of type act.
+// A matrix in the arena: rows T or R, or some times as many, `cols` columns of type act.
 struct ValueSpec {
   std::string name;
   Act act;
   bool logit_rows;  // R rows, not T
   int cols;
   size_t offset[kPlans];
+  int times = 1;  // rows per row of the step
 };
 
 // Columns [start, start + cols) of a value; value -1: not used.
@@ -74,8 +82,8 @@ struct WeightSpec {
 struct GroupSpec {
   std::shared_ptr<Memory> memory;  // [layer][kv head][block]
   KvType type;
-  int layers, kv_heads, head_dim, num_blocks;
-  size_t block_bytes() const { return kv_block_bytes(type, head_dim); }
+  int layers, kv_heads, head_dim, value_dim, num_blocks;
+  size_t block_bytes() const { return kv_block_bytes(type, head_dim, value_dim); }
   KvLayer layer(int index) const;
 };
 
@@ -123,6 +131,9 @@ struct Node {
   float low = 0, high = 0;  // of a clamp
   Ids ids = Ids::Tokens;    // what an embedding takes rows of, + offset
   int offset = 0;
+  std::vector<Operand> ins;  // of Concat
+  int experts = 0;
+  RouteArgs route{};  // but for the arrays
   bool barrier[kPlans] = {true, true};
 };
 
@@ -162,7 +173,8 @@ class Program {
 
   // For checks of single nodes: a value of the last run [rows][cols], rounded types decoded exactly.
   int value_rows(int value) const {
-    return spec_.values[static_cast<size_t>(value)].logit_rows ? last_rows_ : last_tokens_;
+    const ValueSpec& v = spec_.values[static_cast<size_t>(value)];
+    return v.times * (v.logit_rows ? last_rows_ : last_tokens_);
   }
   void read(int value, double* out) const;
 
@@ -186,9 +198,17 @@ class Program {
   struct AdapterRows {  // rows [begin, end) of the step have the adapter of this slot, or none: -1
     int begin, end, slot;
   };
+  // The rows that Dispatch makes of a step's: by expert, then by row.
+  struct Sorted {
+    int routing = -1;         // the value that this was made of, in this step
+    std::vector<int> starts;  // [experts + 1] the first row of each expert
+    std::vector<int> ranks;   // of each: row of the step * top_k + rank
+    std::vector<int> places;  // the other way round
+  };
   struct Worker {
     SampleScratch sample;
     std::vector<float> rotated;  // some rows of k
+    Sorted sorted;
   };
 
   Activation activation(const Operand& x, int plan, int rows) const;
@@ -209,6 +229,13 @@ class Program {
   const LoraWeights* lora_of(const AdapterRows& rows, int target) const;  // null: nothing is added
   void lora_shrink(const Node& node, const Step& step);
   void lora_expand(const Node& node, const Step& step, int worker);
+  void concat(const Node& node, const Step& step, int worker);  // from here on in experts.cpp
+  void dispatch(const Node& node, const Step& step, int worker);
+  void expert_linear(const Node& node, const Step& step, int worker);
+  void combine(const Node& node, const Step& step, int worker);
+  void split_heads(const Node& node, const Step& step, int worker);
+  void head_linear(const Node& node, const Step& step, int worker);
+  const Sorted& sorted(const Node& node, const Step& step, int worker);
 
   std::shared_ptr<Pool> pool_;
   const Kernels& kernels_;

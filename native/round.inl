@@ -11,7 +11,7 @@ VEC_INLINE void put32(const Activation& y, int row, int group, f32x16 a, f32x16 
     float s = m / 127.f, inverse = m >= 0x1p-120f ? 127.f / m : 0.f;
     i32x16 qa = to_i32(a * set1(inverse)), qb = to_i32(b * set1(inverse));
     int32_t first = reduce_add(qa), sum = first + reduce_add(qb);
-    int64_t i = (int64_t)group * y.rows + row;
+    int64_t i = group * y.stride + row;
     store_i8(y.q + i * 32, qa);
     store_i8(y.q + i * 32 + 16, qb);
     y.s[i] = s;
@@ -22,7 +22,7 @@ VEC_INLINE void put32(const Activation& y, int row, int group, f32x16 a, f32x16 
     uint16_t* h = y.h + row * y.ld + group * 32;
     store_bf16(h, a);
     store_bf16(h + 16, b);
-    y.t[(int64_t)group * y.rows + row] = reduce_add(load_bf16(h) + load_bf16(h + 16));
+    y.t[group * y.stride + row] = reduce_add(load_bf16(h) + load_bf16(h + 16));
   } else {
     store(y.f + row * y.ld + group * 32, a);
     store(y.f + row * y.ld + group * 32 + 16, b);

@@ -11,7 +11,7 @@ def isa_levels() -> list[str]:
     """Kernel levels this machine can run, lowest first."""
 
 def packed_bytes(format: str, n: int, k: int) -> int: ...
-def kv_block_bytes(kv_type: str, head_dim: int) -> int:
+def kv_block_bytes(kv_type: str, head_dim: int, value_dim: int) -> int:
     """Bytes of a block of one layer and KV head (native/kernels.h)."""
 
 def pack(pool: Pool, memory: Memory, offset: int, format: str, data: NDArray[np.uint8], k: int) -> None:
@@ -73,6 +73,20 @@ class Node:
     softcap: float
     slopes: list[float]
     targets: list[int]
+    ins: list[Operand]
+    experts: int
+    def set_route(
+        self,
+        experts: int,
+        top_k: int,
+        scoring: str,
+        normalise: bool,
+        scale: float,
+        jitter: float,
+        groups: int,
+        top_groups: int,
+        group_best: int,
+    ) -> None: ...
     def set_barriers(self, small: bool, full: bool) -> None: ...
 
 class ProgramSpec:
@@ -89,11 +103,11 @@ class ProgramSpec:
         poison: bool,
     ) -> None: ...
     def add_value(
-        self, name: str, act: str, logit_rows: bool, cols: int, small_offset: int, full_offset: int
+        self, name: str, act: str, logit_rows: bool, times: int, cols: int, small_offset: int, full_offset: int
     ) -> int: ...
     def add_weight(self, name: str, memory: Memory, offset: int, format: str, n: int, k: int) -> int: ...
     def add_group(
-        self, memory: Memory, kv_type: str, layers: int, kv_heads: int, head_dim: int, num_blocks: int
+        self, memory: Memory, kv_type: str, layers: int, kv_heads: int, head_dim: int, value_dim: int, num_blocks: int
     ) -> int: ...
     def add_rope(self, inv_freq: Sequence[float], scale: float) -> int: ...
     def set_max_adapters(self, n: int) -> None: ...

@@ -32,6 +32,9 @@ PARTS: dict[str, Any] = {
     "experts[0].T": lambda t: t["experts"][0].T,
     "experts[2].T[1::2]": lambda t: t["experts"][2].T[1::2],
     "experts[1][2:6]": lambda t: t["experts"][1][2:6],
+    "experts[:]": lambda t: t["experts"].reshape(24, 6),
+    "experts[7:9]": lambda t: t["experts"].reshape(24, 6)[7:9],
+    "experts.T(8)": lambda t: turned(t["experts"].reshape(24, 6), 8),
     "matrix.weight[3:]": lambda t: t["matrix.weight"][3:],
     "matrix.weight[1:3%6]": lambda t: t["matrix.weight"][[1, 2, 7, 8]],
     "matrix.weight[4:%6]": lambda t: t["matrix.weight"][[4, 5, 10, 11]],
@@ -73,8 +76,8 @@ def test_base_names() -> None:
 @pytest.mark.parametrize(
     "address",
     ["experts[3]", "matrix.weight[0][2]", "vector[0]", "vector.T", "matrix.weight.T(5)", "matrix.weight[1:].T(11).T",
-     "matrix.weight[0:3%5]", "matrix.weight[0:7%6]", "matrix.weight[9:8]", "matrix.weight[0:13]", "experts[0:2]",
-     "experts.T", "bias[3]", "matrix.weight[::0]", "bias[x]", "bias[1", "bias[1]."],
+     "matrix.weight[0:3%5]", "matrix.weight[0:7%6]", "matrix.weight[9:8]", "matrix.weight[0:13]",
+     "bias[3]", "matrix.weight[::0]", "bias[x]", "bias[1", "bias[1]."],
 )  # fmt: skip
 def test_what_is_not_there_is_refused(address: str) -> None:
     checkpoint = Addressed(InMemory({}, TENSORS))

@@ -29,12 +29,10 @@ HERE = Path(__file__).parent / "data/arch"
 GOLDEN = Path(__file__).parent / "golden/families.json"
 LIMITS = Limits(max_tokens=200, max_rows=200, max_seqs=8, max_model_len=200)
 
-NOT_SERVED = {
-    "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "granitemoe", "olmoe", "qwen2_moe", "qwen3_moe",
-}  # fmt: skip
+NOT_SERVED: set[str] = set()
 """Refused by the name of their architecture."""
 
-REFERENCE_ONLY = {"mixtral"}
+REFERENCE_ONLY: set[str] = set()
 """With operations that no native kernel has: refused by its name."""
 
 

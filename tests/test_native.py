@@ -35,6 +35,7 @@ KERNELS = {
         "kv_write f32",
         "kv_write i8",
     ],
+    "test_experts": ["route", "weighted_sum", "some rows"],
     "test_plan": ["same bits", "refusals"],
     "test_sampler": ["logit_max", "sum_exp", "collect", "count_before", "gumbel_argmax", "truncation", "sample_row"],
 }

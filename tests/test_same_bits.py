@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from octavo.backends.base import KV_SPLIT, SMALL_T, StepBatch
@@ -54,6 +55,7 @@ class Seen:
     disk_blocks: int = 0  # loaded from disk
     pooled_hits: int = 0  # prompts whose last states were pooled, and the rest came from the cache
     left_windows: int = 0  # sequences whose first blocks were given back
+    expert_rows: set[int] = field(default_factory=set)  # how many tokens of a step one expert had
     threads: set[int] = field(default_factory=set)
 
     def look(self, batch: StepBatch) -> None:
@@ -70,13 +72,18 @@ class Seen:
 class Watched:
     """The program of an engine; notes what each batch looks like on its way."""
 
-    def __init__(self, program: Any, seen: Seen) -> None:
+    def __init__(self, program: Any, seen: Seen, readable: bool) -> None:
         self._program = program
         self._seen = seen
+        self._routes = [node for node in program.graph.nodes if node.op == "route"] if readable else []
 
     def run(self, batch: StepBatch) -> Any:
         self._seen.look(batch)
-        return self._program.run(batch)
+        result = self._program.run(batch)
+        for node in self._routes:
+            ids = self._program.read(node.outs[0])[:, : node.attrs.top_k].astype(int)
+            self._seen.expert_rows |= set(np.bincount(ids.ravel(), minlength=node.ins[0].cols).tolist())
+        return result
 
     def output(self, name: str) -> Any:
         return self._program.output(name)
@@ -211,7 +218,7 @@ def random_engine(
         # come in their own time, and spread what would crowd.
         disk_cache=str(disk) if prefix_caching and case % 4 != 2 else None,
         fuse=rng.random() < 0.6,
-        reuse=rng.random() < 0.8,
+        reuse=rng.random() < 0.8 and case % 4 != 3,
         poison=rng.random() < 0.5,
     )
 
@@ -228,7 +235,7 @@ def schedule(
     adds = rng.sample(pool, len(pool) if crowded else rng.randint(len(pool) // 2, len(pool)))
     adds += [msgspec.structs.replace(a, id=f"{a.id}-again") for a in rng.sample(adds, len(adds) // 3)]
     engine = Engine(options)
-    engine._program = Watched(engine._program, seen)  # type: ignore[assignment]
+    engine._program = Watched(engine._program, seen, readable=not options.reuse)  # type: ignore[assignment]
     if (tier := engine.loaded.tier) is not None:
         tier.rates.compute_seconds = lambda start, stop: 60.0  # the tiny models compute faster than any disk loads
     seen.threads.add(options.num_threads)
@@ -376,6 +383,14 @@ def test_bits_of_other_packed_formats(fixtures: Path, name: str) -> None:
     """One schedule: the paths are those of the other formats."""
     seen = check_model(fixtures / "quant" / name, num_requests=16, num_schedules=1, seed=0)
     assert seen.mixed_steps > 0 and seen.chunked > 0 and seen.largest_batch > 4
+
+
+@pytest.mark.parametrize("name", ["arch/minimax_m2", "arch/deepseek_v3"])
+def test_bits_of_experts(data: Path, name: str) -> None:
+    """Experts with no token of a step, with one and with many; the second model has latent attention, too."""
+    seen = check_model(data / name, num_requests=16, num_schedules=4, seed=0)
+    assert_reached(seen)
+    assert {0, 1} <= seen.expert_rows and max(seen.expert_rows) > 16
 
 
 @pytest.mark.long

@@ -17,13 +17,13 @@ constexpr int kChunk = 512, kItemTokens = 16;
 struct Shape {
   int dim, group;
   KvType type = KvType::BF16;
-  size_t block_bytes() const { return kv_block_bytes(type, dim); }
+  size_t block_bytes() const { return kv_block_bytes(type, dim, dim); }
   const char* name() const { return type == KvType::BF16 ? "bf16" : type == KvType::F32 ? "f32" : "i8"; }
 };
 
 AttnArgs args_of(Shape s, uint8_t* memory, const float* q, float* out) {
   const int64_t ld = s.dim * s.group;
-  const KvLayer layer = {s.type, memory, 0, (int64_t)s.block_bytes(), 1, s.dim};
+  const KvLayer layer = {s.type, memory, 0, (int64_t)s.block_bytes(), 1, s.dim, s.dim};
   return {layer, q, ld, s.group, 1.44f / std::sqrt((float)s.dim), out, ld, nullptr, 0, 0, nullptr, nullptr};
 }
 

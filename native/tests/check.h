@@ -96,7 +96,7 @@ class OwnActivation {
         t_(act == Act::F32 ? 0 : groups_),
         nsum_(act == Act::A8 ? groups_ : 0),
         nhalf_(act == Act::A8 ? groups_ : 0),
-        view{act,       rows,      k,         (int)k_pad_, (int64_t)ld_, f_.data(),
+        view{act,       rows,      k,         (int)k_pad_, (int64_t)ld_, rows,         f_.data(),
              h_.data(), q_.data(), s_.data(), t_.data(),   nsum_.data(), nhalf_.data()} {}
   bool intact() const {
     return f_.intact() && h_.intact() && q_.intact() && s_.intact() && t_.intact() && nsum_.intact() && nhalf_.intact();

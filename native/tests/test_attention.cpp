@@ -40,28 +40,29 @@ const char* name_of(KvType type) { return type == KvType::BF16 ? "bf16" : type =
 struct Sequence {
   KvType type;
   Features features;
-  int context, group, dim, heads;
+  int context, group, dim, vdim, heads;
   static constexpr int kKvHeads = 2, kHead = 1;  // only kv head 1 is attended to
-  std::vector<float> q, k, v;                    // [context][heads or kv heads][dim]
-  std::vector<double> keys, values;              // of kv head kHead as they are stored [context][dim]
+  std::vector<float> q, k, v;                    // [context][heads or kv heads][dim, of v vdim]
+  std::vector<double> keys, values;              // of kv head kHead as they are stored
   std::vector<float> slopes, sinks;              // [heads]
   std::vector<int32_t> blocks, visible, slots, positions;
   Guarded<uint8_t> memory;
   KvLayer layer;
   float scale;
 
-  Sequence(KvType type, Features features, int context, int group, int dim, uint64_t seed)
+  Sequence(KvType type, Features features, int context, int group, int dim, int vdim, uint64_t seed)
       : type(type),
         features(features),
         context(context),
         group(group),
         dim(dim),
+        vdim(vdim),
         heads(group * kKvHeads),
         q(size_t(context) * heads * dim),
         k(size_t(context) * kKvHeads * dim),
-        v(k.size()),
+        v(size_t(context) * kKvHeads * vdim),
         keys(size_t(context) * dim),
-        values(keys.size()),
+        values(size_t(context) * vdim),
         slopes(heads),
         sinks(heads),
         blocks((context + kBlock - 1) / kBlock),
@@ -74,21 +75,22 @@ struct Sequence {
     for (float& x : v) x = random.normal();
     for (float& x : slopes) x = 0.02f + 0.2f * float(random.uniform());
     for (float& x : sinks) x = 3 * random.normal();
-    for (int t = 0; t < context; t++)
-      for (auto [from, to] : {std::pair{&k, &keys}, std::pair{&v, &values}})
-        store(&(*from)[(size_t(t) * kKvHeads + kHead) * dim], 127, &(*to)[size_t(t) * dim]);
+    for (int t = 0; t < context; t++) {
+      store(&k[(size_t(t) * kKvHeads + kHead) * dim], dim, 127, &keys[size_t(t) * dim]);
+      store(&v[(size_t(t) * kKvHeads + kHead) * vdim], vdim, 127, &values[size_t(t) * vdim]);
+    }
     std::vector<int32_t> ids(blocks.size() + 3);
     std::iota(ids.begin(), ids.end(), 0);
     for (size_t i = ids.size(); i > 1; i--) std::swap(ids[i - 1], ids[random.below(int(i))]);
     std::copy_n(ids.begin(), blocks.size(), blocks.begin());
     for (int t = 0; t < context; t++) slots[t] = blocks[t / kBlock], positions[t] = t;
-    layer = {type, memory.data(), int64_t(ids.size() * block_bytes()), int64_t(block_bytes()), kKvHeads, dim};
+    layer = {type, memory.data(), int64_t(ids.size() * block_bytes()), int64_t(block_bytes()), kKvHeads, dim, vdim};
     scale = 1.44269504f / std::sqrt(float(dim));
   }
-  size_t block_bytes() const { return kv_block_bytes(type, dim); }
+  size_t block_bytes() const { return kv_block_bytes(type, dim, vdim); }
 
   // A head as it is stored; in fixed point of `steps` steps each way where the cache is int8.
-  void store(const float* x, float steps, double* to) const {
+  void store(const float* x, int dim, float steps, double* to) const {
     float most = 0;
     for (int d = 0; d < dim; d++) most = std::max(most, std::abs(x[d]));
     for (int d = 0; d < dim; d++)
@@ -98,9 +100,9 @@ struct Sequence {
   }
 
   void write(const Kernels& kernels, int begin, int end) {  // as a step of the tokens [begin, end)
-    const int64_t ld = kKvHeads * dim;
+    const int64_t ld = kKvHeads * dim, ldv = kKvHeads * vdim;
     const KvWriteArgs args{
-        layer, k.data() + begin * ld, ld, v.data() + begin * ld, ld, &positions[begin], &slots[begin], end - begin};
+        layer, k.data() + begin * ld, ld, v.data() + begin * ldv, ldv, &positions[begin], &slots[begin], end - begin};
     kernels.kv_write[int(type)](args, 0, end - begin, 0, kKvHeads);
   }
 
@@ -122,7 +124,7 @@ struct Sequence {
     const int64_t ld = heads * dim;
     AttnArgs a{};
     a.kv = layer, a.q = q.data() + first * ld, a.ldq = ld, a.heads = heads, a.scale_log2e = scale;
-    a.out = out, a.ld_out = ld, a.act = act;
+    a.out = out, a.ld_out = heads * vdim, a.act = act;
     a.window = features.window;
     a.softcap_log2e = features.softcap * 1.44269504f;
     a.slopes_log2e = features.slopes ? slopes.data() : nullptr;
@@ -136,7 +138,7 @@ struct Sequence {
     std::vector<double> p(n), query(dim);
     std::vector<float> scaled(dim);
     for (int d = 0; d < dim; d++) scaled[d] = q[(size_t(token) * heads + head) * dim + d] * scale;
-    store(scaled.data(), 32767, query.data());
+    store(scaled.data(), dim, 32767, query.data());
     const double cap = double(features.softcap) * 1.44269504f;
     double top = -INFINITY, worst = 0;
     for (int i = 0; i < n; i++) {
@@ -158,12 +160,13 @@ struct Sequence {
                             (type == KvType::BF16 ? kBf16Unit : 0) + 8 * kUnit * std::sqrt(double(n));
     double heaviest = 0;  // int8: what a probability weighs is rounded to half a step of the greatest weight
     for (int i = 0; i < n; i++)
-      for (int d = 0; d < dim; d++) heaviest = std::max(heaviest, p[i] * std::abs(values[size_t(begin + i) * dim + d]));
+      for (int d = 0; d < vdim; d++)
+        heaviest = std::max(heaviest, p[i] * std::abs(values[size_t(begin + i) * vdim + d]));
     const double steps = type == KvType::I8 ? 4 * std::sqrt(double(n)) * heaviest / 2 / 32767 : 0;
-    for (int d = 0; d < dim; d++) {
+    for (int d = 0; d < vdim; d++) {
       double a = 0, b = 0;
       for (int i = 0; i < n; i++) {
-        const double x = p[i] * values[size_t(begin + i) * dim + d];
+        const double x = p[i] * values[size_t(begin + i) * vdim + d];
         a += x, b += std::abs(x);
       }
       y[d] = a / sum;
@@ -172,8 +175,9 @@ struct Sequence {
   }
 };
 
-void test_sequence(const Kernels& kernels, KvType type, Features f, int context, int group, int dim, uint64_t seed) {
-  Sequence s(type, f, context, group, dim, seed);
+void test_sequence(const Kernels& kernels, KvType type, Features f, int context, int group, int key_dim, int dim,
+                   uint64_t seed) {
+  Sequence s(type, f, context, group, key_dim, dim, seed);
   Random random(seed + 1);
   const int first = std::max(0, context - 21), rows = context - first;  // the last 21 tokens are the step
   const size_t row_floats = size_t(s.heads) * dim, floats = rows * row_floats;
@@ -278,15 +282,21 @@ int main(int argc, char** argv) {
                                context > (dim == 16 ? 513 : 129)))
             continue;
           const int groups[] = {1, 3, 4, 8, 2, 5, 7, 16};
-          test_sequence(*kernels, type, {}, context, groups[seed % 8], dim, seed);
-          test_sequence(*kernels, type, features[seed % std::size(features)], context, groups[seed % 8], dim, seed);
+          test_sequence(*kernels, type, {}, context, groups[seed % 8], dim, dim, seed);
+          test_sequence(*kernels, type, features[seed % std::size(features)], context, groups[seed % 8], dim, dim,
+                        seed);
           seed += seed % 9 == 0 ? 2 : 1;
         }
       // Each feature over several tiles and splits, rows that start in different tiles.
       for (const Features& f : features)
         for (int context : {149, 533, 1040})
           if (!check::quick || context == (f.window == 40 ? 533 : 149))
-            test_sequence(*kernels, type, f, context, 3, 32, seed++);
+            test_sequence(*kernels, type, f, context, 3, 32, 32, seed++);
+      // Keys wider than values, as in latent attention: one key head for all query heads.
+      for (auto [dim, vdim] : {std::pair{48, 32}, std::pair{144, 80}, std::pair{576, 512}})
+        for (int context : {1, 17, 149})
+          if (type != KvType::I8 && (!check::quick || (dim == 48 && context == 17)))
+            test_sequence(*kernels, type, {}, context, context == 17 ? 16 : 5, dim, vdim, seed++);
       std::printf("attention %s kv_write attention_merge\n", name_of(type));
     }
   }

@@ -26,7 +26,7 @@ class Builder {
     const size_t block = size_t{kHeadDim} * 64;
     const auto arena = std::make_shared<Memory>(size_t{kLayers * kKvHeads * kBlocks} * block, false);
     memset(arena->data(), 0xff, arena->bytes());
-    spec.groups.push_back({arena, KvType::BF16, kLayers, kKvHeads, kHeadDim, kBlocks});
+    spec.groups.push_back({arena, KvType::BF16, kLayers, kKvHeads, kHeadDim, kHeadDim, kBlocks});
     spec.ropes.push_back({{1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003}, 1});
     build();
     spec.arena_bytes[0] = spec.arena_bytes[1] = end_;

@@ -264,7 +264,7 @@ void test_kv_write(const Kernels& k, KvType type) {
           for (int64_t i = 0; i < tokens * ld; i++) x[i] = std::round(x[i] * 256) / 256;
       Guarded<uint8_t> memory(3 * heads * block_bytes), in_parts(3 * heads * block_bytes);
       auto args = [&](Guarded<uint8_t>& to) {
-        return KvWriteArgs{{type, to.data(), int64_t(3 * block_bytes), int64_t(block_bytes), heads, dim},
+        return KvWriteArgs{{type, to.data(), int64_t(3 * block_bytes), int64_t(block_bytes), heads, dim, dim},
                            keys.data(),
                            ld,
                            values.data(),
@@ -316,7 +316,7 @@ void test_kv_write_i8(const Kernels& k) {
     for (int n : {1, 5, 18}) {
       const int heads = 2, first = 13;
       const int64_t ld = heads * dim + 3;
-      const size_t block_bytes = kv_block_bytes(KvType::I8, dim);
+      const size_t block_bytes = kv_block_bytes(KvType::I8, dim, dim);
       std::vector<int32_t> positions, slots;
       for (int t = 0; t < n; t++) positions.push_back(first + t), slots.push_back((first + t) / kBlock ? 0 : 2);
       Guarded<float> keys(n * ld), values(n * ld);
@@ -325,7 +325,7 @@ void test_kv_write_i8(const Kernels& k) {
       if (n > 1) keys[ld + 3] = NAN, values[ld + dim + 2] = -INFINITY, keys[ld + dim] = 2.5f, keys[ld + dim + 1] = 127;
       Guarded<uint8_t> memory(3 * heads * block_bytes), parts(memory.size()), expected(memory.size());
       auto args = [&](Guarded<uint8_t>& to) {
-        const KvLayer kv{KvType::I8, to.data(), int64_t(3 * block_bytes), int64_t(block_bytes), heads, dim};
+        const KvLayer kv{KvType::I8, to.data(), int64_t(3 * block_bytes), int64_t(block_bytes), heads, dim, dim};
         return KvWriteArgs{kv, keys.data(), ld, values.data(), ld, positions.data(), slots.data(), n};
       };
       const auto write = k.kv_write[int(KvType::I8)];

@@ -151,7 +151,10 @@ class CpuBackend:
         return _weight_layout(graph).num_bytes
 
     def block_bytes(self, graph: Graph) -> list[int]:
-        return [len(g.layers) * g.kv_heads * _native.kv_block_bytes(g.dtype.value, g.head_dim) for g in graph.groups]
+        return [
+            len(g.layers) * g.kv_heads * _native.kv_block_bytes(g.dtype.value, g.head_dim, g.v_dim)
+            for g in graph.groups
+        ]
 
     def make_state(self, graph: Graph, num_blocks: Sequence[int]) -> CpuState:
         arenas, views = [], []

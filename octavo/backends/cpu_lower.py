@@ -38,7 +38,7 @@ def lower(
     spec.set_arena(*(p.size for p in plans))
     spec.set_max_adapters(limits.max_adapters)
     for group, arena, blocks in zip(graph.groups, arenas, num_blocks, strict=True):
-        spec.add_group(arena, group.dtype.value, len(group.layers), group.kv_heads, group.head_dim, blocks)
+        spec.add_group(arena, group.dtype.value, len(group.layers), group.kv_heads, group.head_dim, group.v_dim, blocks)
     low = _Lowering(graph, spec, plans, memory, parts, vectors)
     for index, node in enumerate(graph.nodes):
         native = _native.Node(_NATIVE_NAMES.get(node.op, node.op), node.layer)
@@ -81,7 +81,7 @@ class _Lowering:
         if root not in self.values:
             offsets = [p.offsets[root] for p in self._plans]
             self.values[root] = self._spec.add_value(
-                root.name, root.dtype.value, root.rows.sym == "R", root.cols, *offsets
+                root.name, root.dtype.value, root.rows.sym == "R", root.rows.coef, root.cols, *offsets
             )
         return _native.Operand(self.values[root], v.start, v.cols)
 
@@ -245,6 +245,43 @@ def _one(low: _Lowering, native: _native.Node, node: Node) -> None:
     native.a, native.out = low.operand(node.ins[0]), low.operand(node.outs[0])
 
 
+def _concat(low: _Lowering, native: _native.Node, node: Node, a: ops.Concat) -> None:
+    native.ins, native.out, native.heads = [low.operand(v) for v in node.ins], low.operand(node.outs[0]), a.heads
+
+
+def _split_heads(low: _Lowering, native: _native.Node, node: Node, a: ops.SplitHeads) -> None:
+    native.a, native.out, native.heads = low.operand(node.ins[0]), low.operand(node.outs[0]), a.heads
+
+
+def _head_linear(low: _Lowering, native: _native.Node, node: Node, a: ops.HeadLinear) -> None:
+    x, weight = node.ins
+    native.a, native.out, native.heads = low.operand(x), low.operand(node.outs[0]), a.heads
+    native.weights = low.matrices(weight)
+
+
+def _route(low: _Lowering, native: _native.Node, node: Node, a: ops.Route) -> None:
+    scores, *bias = node.ins
+    native.a, native.out = low.operand(scores), low.operand(node.outs[0])
+    native.set_route(
+        scores.cols, a.top_k, a.scoring, a.normalise, a.scale, a.jitter, a.groups, a.top_groups, a.group_best
+    )
+    if bias:
+        native.vector = low.vector(bias[0])
+
+
+def _dispatch(low: _Lowering, native: _native.Node, node: Node, a: ops.Dispatch | ops.Combine) -> None:
+    native.a, native.b, native.out = low.operand(node.ins[0]), low.operand(node.ins[1]), low.operand(node.outs[0])
+    native.experts = a.experts
+
+
+def _expert_linear(low: _Lowering, native: _native.Node, node: Node, a: ops.ExpertLinear) -> None:
+    x, routing, weight, *bias = node.ins
+    native.a, native.b, native.out = low.operand(x), low.operand(routing), low.operand(node.outs[0])
+    native.experts, native.weights = a.experts, low.matrices(weight)
+    if bias:
+        native.vector = low.vector(bias[0])
+
+
 def _gather_rows(low: _Lowering, native: _native.Node, node: Node, _: ops.GatherRows) -> None:
     x, rows = node.ins
     _need_input(node, rows)
@@ -306,4 +343,11 @@ _FILL: dict[type[ops.Attrs], Callable[[_Lowering, _native.Node, Node, Any], None
     ops.LoraExpand: _lora_expand,
     ops.GatherCols: _gather_cols,
     ops.Sample: _sample,
+    ops.Concat: _concat,
+    ops.SplitHeads: _split_heads,
+    ops.HeadLinear: _head_linear,
+    ops.Route: _route,
+    ops.Dispatch: _dispatch,
+    ops.ExpertLinear: _expert_linear,
+    ops.Combine: _dispatch,
 }

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.backends import reference_experts as experts
 from octavo.backends import reference_ops as meaning
 from octavo.backends.base import BLOCK_SIZE, Backend, Limits, Program, SamplingArrays, StepBatch
 from octavo.backends.reference import (
@@ -210,7 +211,7 @@ def _attention(run: Interpreter, node: Node, a: ops.Attention) -> F64:
     layer = run.graph.groups[a.group].layers.index(node.layer)
     q = run.get(node.ins[0]).reshape(-1, a.heads, a.head_dim)
     sinks = run.get(node.ins[2]) if len(node.ins) > 2 else None
-    tolerance = np.empty_like(q, np.float64)
+    tolerance = np.empty((len(q), a.heads, a.v_dim), np.float64)
     for s, (row0, row1) in enumerate(zip(run.batch.seq_starts[:-1], run.batch.seq_starts[1:], strict=True)):
         start = int(run.batch.context_lens[s] - (row1 - row0))
         first = first_seen(a, start)
@@ -276,11 +277,38 @@ def _lora_expand(run: Interpreter, node: Node, a: ops.LoraExpand) -> F64:
     return tolerance
 
 
+def _route(run: Interpreter, node: Node, a: ops.Route) -> F64:
+    """The same experts; of weights, an exponential of a score and sums of at most E of them."""
+    scores, weights = run.get(node.ins[0]), np.abs(run.get(node.outs[0])[:, a.top_k :].astype(np.float64))
+    relative = 2 * EXP_ERROR + U32 * (C * np.sqrt(scores.shape[1]) + 8 + 4 * np.abs(scores).max(axis=1, keepdims=True))
+    return np.concatenate([np.zeros_like(weights), relative * weights], axis=1)
+
+
+def _expert_linear(run: Interpreter, node: Node, a: ops.ExpertLinear) -> F64:
+    x, routing, weight = (run.get(v) for v in node.ins[:3])
+    expert = np.sort(routing[:, : routing.shape[1] // 2].astype(int), axis=None)
+    sizes = _norms(weight).reshape(a.experts, -1)[expert]
+    bias = np.abs(run.get(node.ins[3])).reshape(a.experts, -1)[expert] if len(node.ins) > 3 else np.zeros((1, 1))
+    return np.asarray(C * U32 * (np.sqrt(x.shape[1]) * _norms(x)[:, None] * sizes + bias))
+
+
+def _head_linear(run: Interpreter, node: Node, a: ops.HeadLinear) -> F64:
+    x, weight = (run.get(v) for v in node.ins)
+    sizes = _norms(x).reshape(a.heads, -1, 1) * _norms(weight).reshape(a.heads, 1, -1)  # [heads, n, N]
+    return np.asarray(C * U32 * np.sqrt(x.shape[1]) * sizes.swapaxes(0, 1).reshape(sizes.shape[1], -1))
+
+
+def _combine(run: Interpreter, node: Node, _: Any) -> F64:
+    x, routing = (np.abs(run.get(v)) for v in node.ins)
+    return np.asarray(C * U32 * np.sqrt(routing.shape[1] / 2) * experts.combine(x, routing).astype(np.float64))
+
+
 _TOLERANCES: dict[str, Callable[[Interpreter, Node, Any], F64]] = {
     "embed": _embed, "rms_norm": _rms_norm, "layer_norm": _layer_norm, "round": _exact, "linear": _linear,
     "rope": _rope, "attention": _attention, "act_mul": _act_mul, "act": _act, "scale": _scale, "softcap": _softcap,
     "clamp": _exact, "mul": _scale, "add": _exact, "gather_rows": _exact, "gather_cols": _exact,
     "lora_shrink": _lora_shrink, "lora_expand": _lora_expand,
+    "concat": _exact, "split_heads": _exact, "head_linear": _head_linear, "route": _route, "dispatch": _exact, "expert_linear": _expert_linear, "combine": _combine,
 }  # fmt: skip
 
 

@@ -49,12 +49,9 @@ class PagedState:
     """Per group two arrays [layers, blocks, 16, kv_heads, D]. Pages are touched when written."""
 
     def __init__(self, graph: Graph, num_blocks: Sequence[int]) -> None:
-        shapes = [
-            (len(g.layers), n, BLOCK_SIZE, g.kv_heads, g.head_dim)
-            for g, n in zip(graph.groups, num_blocks, strict=True)
-        ]
-        self.k = [np.zeros(shape, np.float32) for shape in shapes]
-        self.v = [np.zeros(shape, np.float32) for shape in shapes]
+        sizes = [(len(g.layers), n, BLOCK_SIZE, g.kv_heads) for g, n in zip(graph.groups, num_blocks, strict=True)]
+        self.k = [np.zeros((*s, g.head_dim), np.float32) for s, g in zip(sizes, graph.groups, strict=True)]
+        self.v = [np.zeros((*s, g.v_dim), np.float32) for s, g in zip(sizes, graph.groups, strict=True)]
 
     def copy_blocks(self, batch: StepBatch) -> None:
         for group, copies in enumerate(batch.copies):
@@ -200,7 +197,7 @@ def _group(run: Interpreter, node: Node, index: int) -> tuple[KvGroup, int]:
 
 def _kv_write(run: Interpreter, node: Node, a: ops.KvWrite) -> None:
     group, layer = _group(run, node, a.group)
-    k, v = (run.get(x).reshape(-1, a.kv_heads, a.head_dim) for x in node.ins[:2])
+    k, v = (run.get(x).reshape(len(run.get(x)), a.kv_heads, -1) for x in node.ins[:2])
     run.state.write(a.group, layer, run.batch, meaning.round_kv(k, group.dtype), meaning.round_kv(v, group.dtype))
 
 
@@ -208,7 +205,7 @@ def _attention(run: Interpreter, node: Node, a: ops.Attention) -> F32:
     group, layer = _group(run, node, a.group)
     q = run.get(node.ins[0]).reshape(-1, a.heads, a.head_dim)
     sinks = run.get(node.ins[2]) if len(node.ins) > 2 else None
-    y = np.empty_like(q)
+    y = np.empty((len(q), a.heads, a.v_dim), np.float32)
     for s, (row0, row1) in enumerate(zip(run.batch.seq_starts[:-1], run.batch.seq_starts[1:], strict=True)):
         start = int(run.batch.context_lens[s] - (row1 - row0))
         first = first_seen(a, start)
@@ -265,6 +262,15 @@ def _gather_cols(run: Interpreter, node: Node, _: ops.GatherCols) -> F32:
 
 def _concat(run: Interpreter, node: Node, a: ops.Concat) -> F32:
     return meaning.concat([run.get(v) for v in node.ins], a.heads)
+
+
+def _split_heads(run: Interpreter, node: Node, a: ops.SplitHeads) -> F32:
+    return meaning.split_heads(run.get(node.ins[0]), a.heads)
+
+
+def _head_linear(run: Interpreter, node: Node, a: ops.HeadLinear) -> F32:
+    x, weight = node.ins
+    return meaning.head_linear(run.get(x), run.weights[weight.parts[0].name], a.heads)
 
 
 def _route(run: Interpreter, node: Node, a: ops.Route) -> F32:
@@ -333,6 +339,7 @@ _OPS: dict[str, Callable[[Interpreter, Node, Any], NDArray[Any] | None]] = {
     "clamp": _clamp, "mul": _mul, "add": _add, "gather_rows": _gather_rows, "sample": _sample,
     "concat": _concat, "route": _route, "dispatch": _dispatch, "expert_linear": _expert_linear, "combine": _combine,
     "gather_cols": _gather_cols, "lora_shrink": _lora_shrink, "lora_expand": _lora_expand,
+    "split_heads": _split_heads, "head_linear": _head_linear,
 }  # fmt: skip
 
 
@@ -438,7 +445,7 @@ class ReferenceBackend:
         return sum(sizes.values()) + sum(4 * v.cols for v in graph.weights() if v.vector)
 
     def block_bytes(self, graph: Graph) -> list[int]:
-        return [len(g.layers) * BLOCK_SIZE * g.kv_heads * g.head_dim * 2 * 4 for g in graph.groups]
+        return [len(g.layers) * BLOCK_SIZE * g.kv_heads * (g.head_dim + g.v_dim) * 4 for g in graph.groups]
 
     def make_state(self, graph: Graph, num_blocks: Sequence[int]) -> PagedState:
         return PagedState(graph, num_blocks)

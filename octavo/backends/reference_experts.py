@@ -87,8 +87,8 @@ def _sparse_mixer(scores: F32, a: ops.Route) -> F32:
     for _ in range(a.top_k):
         best = _greatest(left, 1)
         top = np.take_along_axis(left, best, axis=1)
-        near = (top - scores) / np.maximum(np.abs(scores), top) <= 2 * a.jitter
-        p = _softmax(np.where(near, left, -np.inf))
+        far = (top - scores) / np.maximum(np.abs(scores), top) > 2 * a.jitter
+        p = _softmax(np.where(far, -np.inf, left))
         ids.append(best)
         weights.append(np.take_along_axis(p, best, axis=1) * a.scale)
         np.put_along_axis(left, best, -np.inf, axis=1)

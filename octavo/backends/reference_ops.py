@@ -137,7 +137,7 @@ def round_kv(x: F32, dtype: DType) -> F32:
 def attention(
     q: F32, k: F32, v: F32, first: int, start: int, a: ops.Attention, dtype: DType, sinks: F32 | None = None
 ) -> F32:
-    """Tokens at positions start.. of one sequence: q[n, heads, D] -> [n, heads, D].
+    """Tokens at positions start.. of one sequence: q[n, heads, D] -> [n, heads, V].
 
     k, v [m, kv_heads, D] are those of the positions from `first` to the end, already rounded to the KV type `dtype`.
     Probabilities are rounded to bf16 relative to the greatest score of the row; kernels may round them relative to the
@@ -150,7 +150,7 @@ def attention(
     distance = (first + np.arange(len(k))) - (start + np.arange(n)[:, None])  # key - query
     reach = a.window or first + len(k)
     visible = (distance > -reach) & (distance < (1 if a.causal else reach))
-    y = np.empty_like(q)
+    y = np.empty((n, a.heads, a.v_dim), np.float32)
     for head in range(a.heads):
         keys, values = k[:, head // group].astype(np.float64), v[:, head // group].astype(np.float64)
         scores = scaled[:, head].astype(np.float64) @ keys.T  # in units of log2(e), as all that follows
@@ -167,6 +167,18 @@ def attention(
         p = round_bf16(p) if dtype is DType.BF16 else p
         y[:, head] = (np.where(visible, p, 0).astype(np.float64) @ values / total).astype(np.float32)
     return y
+
+
+def split_heads(x: F32, heads: int) -> F32:
+    """x[n, heads * K] -> [heads * n, K], head by head."""
+    return np.ascontiguousarray(x.reshape(len(x), heads, -1).swapaxes(0, 1)).reshape(heads * len(x), -1)
+
+
+def head_linear(x: Array, weight: F32, heads: int) -> F32:
+    """x[heads * n, K] head by head, weight [heads * N, K] -> [n, heads * N]."""
+    n, each = len(x) // heads, len(weight) // heads
+    columns = [linear(x[h * n : (h + 1) * n], [weight[h * each : (h + 1) * each]], None) for h in range(heads)]
+    return np.concatenate(columns, axis=1)
 
 
 def concat(values: list[F32], heads: int) -> F32:

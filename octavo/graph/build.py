@@ -176,15 +176,16 @@ class Builder:
         Not causal, the whole sequence is seen, or `window` to either side; the graph is an encoder's then.
         """
         g = self.graph.groups[group]
-        state = Value(f"{self.layer}.kv", Dim(1), 2 * g.kv_heads * g.head_dim, Kind.STATE, g.dtype)
-        self._node(ops.KvWrite(group, g.kv_heads, g.head_dim), (k, v, state), ())
+        state = Value(f"{self.layer}.kv", Dim(1), g.kv_heads * (g.head_dim + g.v_dim), Kind.STATE, g.dtype)
+        self._node(ops.KvWrite(group, g.kv_heads, g.head_dim, g.value_dim), (k, v, state), ())
         heads = q.cols // g.head_dim
         assert window is None or not causal, "the group says it"
         self.graph.causal = self.graph.causal and causal
         window = g.window if causal else window
-        attrs = ops.Attention(group, heads, g.kv_heads, g.head_dim, scale, window, causal, softcap, slopes)
+        dims = g.kv_heads, g.head_dim
+        attrs = ops.Attention(group, heads, *dims, scale, window, causal, softcap, slopes, g.value_dim)
         sink = (self.vector({sinks: heads}),) if sinks else ()
-        return self._out(attrs, (q, state, *sink), q.rows, q.cols, "attention")
+        return self._out(attrs, (q, state, *sink), q.rows, heads * g.v_dim, "attention")
 
     def act_mul(self, gate: Value, up: Value, act: str) -> Value:
         return self._out(ops.ActMul(act), (gate, up), gate.rows, gate.cols, "act_mul")
@@ -212,6 +213,12 @@ class Builder:
         """Side by side within each of `heads` equal runs of columns."""
         return self._out(ops.Concat(heads), values, values[0].rows, sum(v.cols for v in values), name)
 
+    def head_linear(self, x: Value, weight: str, heads: int, cols: int, name: str) -> Value:
+        """Each head of x through its `cols` rows of the matrix `weight`."""
+        split = self._out(ops.SplitHeads(heads), (x,), Dim(heads * x.rows.coef, x.rows.sym), x.cols // heads, "heads")
+        matrix = self._as_they_are(self.matrix({weight: heads * cols}, split.cols))
+        return self._out(ops.HeadLinear(heads), (split, matrix), x.rows, heads * cols, name)
+
     def route(self, scores: Value, attrs: ops.Route, bias: str | None = None) -> Value:
         correction = (self.vector({bias: scores.cols}),) if bias else ()
         return self._out(attrs, (scores, *correction), scores.rows, 2 * attrs.top_k, "routing")
@@ -230,7 +237,7 @@ class Builder:
         name: str,
     ) -> Value:
         """x through the stacked matrices {name: output features} of each row's expert; `biases` likewise."""
-        weight = self.matrix({m: n for modules in experts for m, n in modules.items()}, x.cols)
+        weight = self._as_they_are(self.matrix({m: n for modules in experts for m, n in modules.items()}, x.cols))
         bias = (self.vector({m: n for modules in biases for m, n in modules.items()}),) if biases else ()
         cols = sum(experts[0].values())
         return self._out(ops.ExpertLinear(len(experts)), (x, routing, weight, *bias), x.rows, cols, name)
@@ -269,6 +276,16 @@ class Builder:
             return self.vector(dict.fromkeys(name, cols // len(name)), plus)
         rows, n, _ = self._source.rows_cols_format(name)
         return self.vector({name: head_dim if head_dim and rows * n == head_dim else cols}, plus)
+
+    @staticmethod
+    def _as_they_are(weight: Value) -> Value:
+        """A weight whose inputs cannot be sorted: those of experts would be sorted once for each."""
+        for part in weight.parts:
+            if part.order:
+                raise GraphError(
+                    f"{part.name} has sorted columns (act-order), which is not supported in such a product"
+                )
+        return weight
 
     def _output(self, x: Value, name: str) -> Value:
         """The value of the last node, made an output of that name."""

@@ -147,7 +147,7 @@ def _rope_kv_write(write: Node, uses: _Uses) -> _Match | None:
 
 def _attention_round(attention: Node, uses: _Uses) -> _Match | None:
     a = attention.attrs
-    if not isinstance(a, ops.Attention) or a.heads // a.kv_heads * a.head_dim % 32:
+    if not isinstance(a, ops.Attention) or a.heads // a.kv_heads * a.v_dim % 32:
         return None
     rounded = uses.sole(attention.outs[0], ops.Round)
     return _match(ops.AttentionRound(a), attention.ins, rounded.outs, attention, rounded) if rounded else None

@@ -123,6 +123,11 @@ class KvGroup:
     head_dim: int
     dtype: DType  # BF16, F32 or I8
     window: int | None = None  # tokens that a query sees, itself included: older blocks are not kept. None: all
+    value_dim: int | None = None  # of a head's values. None: head_dim
+
+    @property
+    def v_dim(self) -> int:
+        return self.value_dim or self.head_dim
 
 
 @dataclass(eq=False)

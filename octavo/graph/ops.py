@@ -91,7 +91,9 @@ class Rope(Attrs):
 
 @dataclass(frozen=True)
 class KvWrite(Attrs):
-    """(k[T,kv_heads*D], v[T,kv_heads*D], state) -> (): rounds to the KV type and writes each token to its slot.
+    """(k[T,kv_heads*D], v[T,kv_heads*V], state) -> (): rounds to the KV type and writes each token to its slot.
+
+    V is value_dim, or D without one.
 
     int8: per token and head, scale = max|x| / 127 and q = x / scale to the nearest even.
     """
@@ -100,11 +102,16 @@ class KvWrite(Attrs):
     group: int
     kv_heads: int
     head_dim: int
+    value_dim: int | None = None
+
+    @property
+    def v_dim(self) -> int:
+        return self.value_dim or self.head_dim
 
 
 @dataclass(frozen=True)
 class Attention(Attrs):
-    """(q[T,heads*D], state) or (q, state, sinks[1,heads]) -> y f32[T,heads*D]: softmax(scale q k^T) v.
+    """(q[T,heads*D], state) or (q, state, sinks[1,heads]) -> y f32[T,heads*V]: softmax(scale q k^T) v.
 
     Over the pages of the sequence; a token sees the last `window` tokens, itself included (None: all). Not causal, it
     sees what follows it, too, window - 1 tokens to either side (None: all): the sequence is then in one step.
@@ -126,6 +133,11 @@ class Attention(Attrs):
     causal: bool = True
     softcap: float = 0.0
     slopes: tuple[float, ...] = ()
+    value_dim: int | None = None  # V. None: head_dim, D
+
+    @property
+    def v_dim(self) -> int:
+        return self.value_dim or self.head_dim
 
 
 ACTS = ("silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "sigmoid", "tanh")
@@ -210,6 +222,25 @@ class Concat(Attrs):
     heads: int = 1
 
 
+@dataclass(frozen=True)
+class SplitHeads(Attrs):
+    """(x[n,heads*K]) -> y[heads*n,K]: row h*n + i holds head h of row i."""
+
+    op = "split_heads"
+    heads: int
+
+
+@dataclass(frozen=True)
+class HeadLinear(Attrs):
+    """(x[heads*n,K] as SplitHeads orders it, weight[heads*N,K]) -> y[n,heads*N]: each head through N rows of its own.
+
+    As Linear. Latent attention (DeepSeek-AI 2024) has one matrix per head into and out of the latent space.
+    """
+
+    op = "head_linear"
+    heads: int
+
+
 SCORINGS = ("softmax", "softmax_top", "sigmoid", "sparse_mixer")
 """What Route makes of scores: see there."""
 
@@ -223,7 +254,7 @@ class Route(Attrs):
     `groups` equal runs of experts, by the sum of the group_best greatest of each (DeepSeek-AI 2024). The weights are p
     of the chosen (softmax_top: the softmax of these alone), `normalise`: over their sum, and times `scale`.
     sparse_mixer (Liu et al. 2024), k = 2: each is the greatest of what is left, weighed by its softmax among the
-    scores s with (top - s) / max(|s|, top) <= 2 `jitter`.
+    scores s but those with (top - s) / max(|s|, top) > 2 `jitter`.
     """
 
     op = "route"

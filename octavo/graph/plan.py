@@ -138,10 +138,10 @@ class _Access(NamedTuple):
     split: str  # how the threads share it: equal tags over one span touch equal bytes; "" is any way at all
 
 
-_BY_ROWS = (ops.RmsNorm, ops.LayerNorm, ops.Add, ops.ActMul, ops.Mul, ops.GatherCols, *_MAPS)
+_BY_ROWS = (ops.RmsNorm, ops.LayerNorm, ops.Add, ops.ActMul, ops.Mul, ops.GatherCols, ops.Concat, ops.Route, *_MAPS)
 """Each thread takes the same rows of ins and outs: equal parts of n rows, by one rule for all of these."""
 
-_OUT_BY_ROWS = (ops.Embed, ops.GatherRows)
+_OUT_BY_ROWS = (ops.Embed, ops.GatherRows, ops.Combine)
 """The same of outs alone."""
 
 

@@ -9,6 +9,7 @@ from octavo.graph import ops
 from octavo.graph.ir import DType, Graph, Kind, Node, Value
 
 _PRECISION = (DType.A8, DType.BF16, DType.F32)
+_PRODUCTS = (ops.Linear, ops.ExpertLinear, ops.HeadLinear)
 _OF_ATTENTION = (ops.Rope, ops.KvWrite, ops.Attention)
 _BETWEEN = (ops.RmsNorm, ops.LayerNorm, ops.Scale, ops.Clamp, ops.Concat)
 """What may stand between a linear and them."""
@@ -55,18 +56,19 @@ class _Rounding:
                 (y,), source = node.outs, self._round(x, acts.pop(), node.layer)
                 self._dispatched[y] = Value(f"{y.name}.{source.dtype.value}", y.rows, y.cols, Kind.TEMP, source.dtype)
                 node = Node(node.attrs, (source, *node.ins[1:]), (self._dispatched[y],), node.layer)
-        elif isinstance(node.attrs, ops.Linear | ops.ExpertLinear) and x is not None:
+        elif isinstance(node.attrs, _PRODUCTS) and x is not None:
             rounded = self._dispatched.get(x) or self._round(x, self._act(node), node.layer)
             node = Node(node.attrs, (rounded, *node.ins[1:]), node.outs, node.layer)
         self.nodes.append(node)
 
     def _act(self, node: Node) -> DType:
         """How the input of a node is rounded."""
-        if not isinstance(node.attrs, ops.Linear | ops.ExpertLinear) or node.outs[0] in self._scores:
+        if not isinstance(node.attrs, _PRODUCTS) or node.outs[0] in self._scores:
             return DType.F32
         weight = next(v for v in node.ins if v.kind is Kind.WEIGHT)
         act = max((self._act_of(part.format) for part in weight.parts), key=_PRECISION.index)
-        return DType.BF16 if act is DType.A8 and node.outs[0] in self._attended else act
+        attends = node.outs[0] in self._attended or isinstance(node.attrs, ops.HeadLinear)
+        return DType.BF16 if act is DType.A8 and attends else act
 
     def _round(self, x: Value, act: DType, layer: int) -> Value:
         if x.dtype is not DType.F32 or act is DType.F32:

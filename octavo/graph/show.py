@@ -33,7 +33,7 @@ def render(graph: Graph, plan: Plan, packed_bytes: PackedBytes, all_layers: bool
 def _header(graph: Graph, plan: Plan, packed_bytes: PackedBytes) -> list[str]:
     lines = [f"{graph.name}: vocabulary {graph.vocab_size:,}, made for {graph.max_positions:,} positions"]
     for g in graph.groups:
-        per_token = len(g.layers) * g.kv_heads * 2 * _KV_BYTES[g.dtype](g.head_dim)
+        per_token = len(g.layers) * g.kv_heads * sum(_KV_BYTES[g.dtype](d) for d in (g.head_dim, g.v_dim))
         window = f", window {g.window:,} tokens" if g.window else ""
         lines.append(
             f"KV group {g.name}: layers {len(g.layers)}, heads {g.kv_heads}, head size {g.head_dim}, {g.dtype.value}, "

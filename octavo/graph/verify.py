@@ -214,15 +214,15 @@ def _state(graph: Graph, node: Node, a: ops.KvWrite | ops.Attention, state: Valu
     if not 0 <= a.group < len(graph.groups):
         return [(False, "no such KV group")]
     g = graph.groups[a.group]
-    same = (g.kv_heads, g.head_dim) == (a.kv_heads, a.head_dim) and node.layer in g.layers
-    kind = state.kind is Kind.STATE and state.dtype is g.dtype and state.cols == 2 * g.kv_heads * g.head_dim
+    same = (g.kv_heads, g.head_dim, g.v_dim) == (a.kv_heads, a.head_dim, a.v_dim) and node.layer in g.layers
+    kind = state.kind is Kind.STATE and state.dtype is g.dtype and state.cols == g.kv_heads * (g.head_dim + g.v_dim)
     return [(same, "disagrees with its KV group"), (kind, "state disagrees with its KV group")]
 
 
 def _kv_write(graph: Graph, node: Node, a: ops.KvWrite) -> str | None:
     k, v, state = node.ins
     () = node.outs
-    shapes = _same(k, v) and k.rows == T and k.cols == a.kv_heads * a.head_dim
+    shapes = k.rows == v.rows == T and (k.cols, v.cols) == (a.kv_heads * a.head_dim, a.kv_heads * a.v_dim)
     return _first([(shapes, "shapes disagree"), _f32(k, v), *_state(graph, node, a, state)])
 
 
@@ -236,7 +236,8 @@ def _rope_kv_write(graph: Graph, node: Node, a: ops.RopeKvWrite) -> str | None:
 
 def _attend(graph: Graph, node: Node, a: ops.Attention) -> list[tuple[bool, str]]:
     (q, state, *sinks), (y,) = node.ins, node.outs
-    shapes = _same(q, y) and q.rows == T and q.cols == a.heads * a.head_dim and a.heads % a.kv_heads == 0
+    shapes = q.rows == y.rows == T and a.heads % a.kv_heads == 0
+    shapes = shapes and (q.cols, y.cols) == (a.heads * a.head_dim, a.heads * a.v_dim)
     per_head = len(sinks) <= 1 and all((x.rows, x.cols) == (Dim(1), a.heads) for x in sinks)
     state_checks = _state(graph, node, a, state)
     known = all(ok for ok, _ in state_checks)
@@ -255,7 +256,7 @@ def _attention(graph: Graph, node: Node, a: ops.Attention) -> str | None:
 
 def _attention_round(graph: Graph, node: Node, a: ops.AttentionRound) -> str | None:
     at = a.attention
-    groups = at.heads // at.kv_heads * at.head_dim % 32 == 0
+    groups = at.heads // at.kv_heads * at.v_dim % 32 == 0
     return _first([*_attend(graph, node, at), (groups, "the columns of a kv head are no multiple of 32"),
                    (node.outs[0].dtype in ROUNDED, "rounds to bf16 or a8")])  # fmt: skip
 
@@ -303,6 +304,20 @@ def _concat(graph: Graph, node: Node, a: ops.Concat) -> str | None:
     rows = all(x.rows == y.rows and x.cols % a.heads == 0 for x in node.ins) and len(node.ins) > 1
     shapes = a.heads > 0 and rows and sum(x.cols for x in node.ins) == y.cols
     return _first([(shapes, "shapes disagree"), _f32(*node.ins, y)])
+
+
+def _split_heads(graph: Graph, node: Node, a: ops.SplitHeads) -> str | None:
+    (x,), (y,) = node.ins, node.outs
+    shapes = y.rows == Dim(a.heads * x.rows.coef, x.rows.sym) and x.cols == a.heads * y.cols
+    return _first([(shapes, "shapes disagree"), _f32(x, y)])
+
+
+def _head_linear(graph: Graph, node: Node, a: ops.HeadLinear) -> str | None:
+    (x, w), (y,) = node.ins, node.outs
+    shapes = x.rows == Dim(a.heads * y.rows.coef, y.rows.sym) and x.cols == w.cols and Dim(y.cols) == w.rows
+    whole = len(w.parts) == 1 and y.cols % a.heads == 0
+    return _first([(shapes, "shapes disagree"), (whole, "the weight is not one tensor of equal heads"),
+                   (x.dtype in FLOATS, "input is no float"), _f32(y)])  # fmt: skip
 
 
 def _route(graph: Graph, node: Node, a: ops.Route) -> str | None:
@@ -384,6 +399,7 @@ _CHECKS: dict[str, Callable[[Graph, Node, Any], str | None]] = {
     "gather_cols": _gather_cols, "lora_shrink": _lora_shrink, "lora_expand": _lora_expand,
     "norm_round": _norm_round, "linear_add": _linear_add, "linear_act_round": _linear_act_round,
     "linear_act_mul_round": _linear_act_mul_round,
+    "split_heads": _split_heads, "head_linear": _head_linear,
     "rope_kv_write": _rope_kv_write, "attention_round": _attention_round,
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ from octavo.models import (
     bloom,
     cohere,
     cohere2,
+    deepseek,
     ernie4_5,
     exaone4,
     falcon,
@@ -22,14 +23,18 @@ from octavo.models import (
     gemma3,
     glm,
     glm4,
+    glm4_moe,
     gpt2,
     gpt_bigcode,
     gpt_neox,
+    gpt_oss,
     gptj,
     granite,
+    granitemoe,
     helium,
     hunyuan_dense,
     llama,
+    minimax_m2,
     mistral,
     mixtral,
     modernbert,
@@ -37,11 +42,15 @@ from octavo.models import (
     nemotron,
     olmo,
     olmo2,
+    olmoe,
     opt,
     phi,
     phi3,
+    phimoe,
     qwen2,
+    qwen2_moe,
     qwen3,
+    qwen3_moe,
     rope,
     seed_oss,
     smollm3,
@@ -62,6 +71,8 @@ ARCHITECTURES = {
     "BloomForCausalLM": bloom.build,
     "Cohere2ForCausalLM": cohere2.build,
     "CohereForCausalLM": cohere.build,
+    "DeepseekV2ForCausalLM": deepseek.build_v2,
+    "DeepseekV3ForCausalLM": deepseek.build_v3,
     "Ernie4_5ForCausalLM": ernie4_5.build,
     "Ernie4_5_ForCausalLM": ernie4_5.build,
     "Exaone4ForCausalLM": exaone4.build,
@@ -80,17 +91,26 @@ ARCHITECTURES = {
     "HunYuanDenseV1ForCausalLM": hunyuan_dense.build,
     "LlamaForCausalLM": llama.build,
     "MPTForCausalLM": mpt.build,
+    "MiniMaxM2ForCausalLM": minimax_m2.build,
     "MinistralForCausalLM": mistral.build,
     "MistralForCausalLM": mistral.build,
+    "Glm4MoeForCausalLM": glm4_moe.build,
+    "GptOssForCausalLM": gpt_oss.build,
+    "GraniteMoeForCausalLM": granitemoe.build,
     "MixtralForCausalLM": mixtral.build,
     "MptForCausalLM": mpt.build,
     "NemotronForCausalLM": nemotron.build,
     "OPTForCausalLM": opt.build,
+    "OlmoeForCausalLM": olmoe.build,
+    "Qwen2MoeForCausalLM": qwen2_moe.build,
+    "Qwen3MoeForCausalLM": qwen3_moe.build,
     "Olmo2ForCausalLM": olmo2.build,
     "Olmo3ForCausalLM": olmo2.build,
     "OlmoForCausalLM": olmo.build,
     "Phi3ForCausalLM": phi3.build,
     "PhiForCausalLM": phi.build,
+    "PhiMoEForCausalLM": phimoe.build,
+    "PhimoeForCausalLM": phimoe.build,
     "Qwen2ForCausalLM": qwen2.build,
     "Qwen3ForCausalLM": qwen3.build,
     "SeedOssForCausalLM": seed_oss.build,
@@ -148,10 +168,18 @@ def _refuse_unread(graph: Graph, checkpoint: Checkpoint) -> None:
     read = {base_name(part.name) for value in graph.weights() for part in value.parts}
     own = tuple({name.split(".")[0] + "." for name in (*read, "model.", "lm_head.")}) if graph.causal else _OF_ENCODERS
     unread = [name for name in checkpoint.names() if name not in read and name.startswith(own)]
-    unread = [name for name in unread if not name.endswith(_DERIVED)]
+    unread = [name for name in unread if not name.endswith(_DERIVED) and not name.startswith(_drafts(checkpoint))]
     if unread:
         more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
         raise CheckpointError(f"{checkpoint.path}: the config gives no place to tensor {unread[0]!r}{more}")
+
+
+def _drafts(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Prefixes of layers behind the last that predict more than one token: the model is whole without them."""
+    layers, more = (checkpoint.config.get(key) for key in ("num_hidden_layers", "num_nextn_predict_layers"))
+    if type(layers) is not int or type(more) is not int:
+        return ()
+    return tuple(f"model.layers.{i}." for i in range(layers, layers + min(more, 8)))
 
 
 _OF_ENCODERS = (

@@ -16,14 +16,14 @@ def build(b: Builder, config: dict[str, Any], checkpoint: Checkpoint, kv_dtype: 
     refuse_unknown(config, checkpoint.path, served=("sliding_window", "num_local_experts"))
     c = parts.read(config, checkpoint.path)
     route = ops.Route(count(config, "num_experts_per_tok", checkpoint.path), "softmax_top")
-    e = experts.Experts(experts.read_number(config, checkpoint.path, "num_local_experts"), c.intermediate, c.act, route)
+    e = experts.Experts(experts.read_count(config, checkpoint.path, "num_local_experts"), c.intermediate, c.act, route)
     checkpoint.info(f"model.layers.{c.layers - 1}.input_layernorm.weight")  # before billions of layers are built
     groups = parts.kv_groups(b, c, kv_dtype, parts.windows(config, c.layers, checkpoint.path))
     embedding = b.matrix({"model.embed_tokens.weight": c.vocab}, c.hidden)
     x = b.embed(embedding)
     for b.layer in range(c.layers):
         p = f"model.layers.{b.layer}."
-        w = experts.find(checkpoint, p + "block_sparse_moe.experts.", e, c.hidden, ("w1", "w3", "w2"))
+        w = experts.find(checkpoint, p, e, c.hidden, "block_sparse_moe.experts.", "w1", "w3", "w2")
         x = layer(b, c, e, w, p, groups[b.layer], x)
     b.layer = -1
     x = b.final_norm(b.gather_rows(x), "model.norm.weight", c.eps)

@@ -28,7 +28,7 @@ def read(config: dict[str, Any], head_dim: int, path: str, layer_type: str = "")
     perhaps another base, `rope_local_base_freq`.
     Raises CheckpointError: a scaling that is not served, a parameter that is missing or cannot be.
     """
-    rope = _parameters(config, path, layer_type)
+    rope = parameters(config, path, layer_type)
     kind = _kind(rope, path)
     theta = positive(rope, "rope_theta", path, default=10000.0)
     share = positive(rope, "partial_rotary_factor", path, default=1.0)
@@ -51,7 +51,7 @@ def positions(config: dict[str, Any], path: str) -> tuple[int, bool]:
     keys would be wrong from there on. Here the tables never change: they are those of sequences up to `original`, or,
     where the config has a greater LENGTH, those of sequences of this length (LongRoPE: of all longer ones), for all.
     """
-    rope, made_for = _parameters(config, path, FULL), count(config, "max_position_embeddings", path)
+    rope, made_for = parameters(config, path, FULL), count(config, "max_position_embeddings", path)
     if not can_be_longer(config, path):
         return made_for, False
     if not _longer(rope, path):
@@ -61,7 +61,7 @@ def positions(config: dict[str, Any], path: str) -> tuple[int, bool]:
 
 def can_be_longer(config: dict[str, Any], path: str) -> bool:
     """Whether a greater LENGTH gives other tables: of all that `positions` bounds."""
-    return _kind(_parameters(config, path, FULL), path) in ("dynamic", "longrope")
+    return _kind(parameters(config, path, FULL), path) in ("dynamic", "longrope")
 
 
 LENGTH = "max_model_len"
@@ -83,7 +83,7 @@ def _longer(rope: dict[str, Any], path: str) -> bool:
     return count(rope, LENGTH, path, default=original) > original
 
 
-def _parameters(config: dict[str, Any], path: str, layer_type: str) -> dict[str, Any]:
+def parameters(config: dict[str, Any], path: str, layer_type: str) -> dict[str, Any]:
     """All keys of both layouts in one dictionary."""
     scaling, newer = config.get("rope_scaling") or {}, config.get("rope_parameters") or {}
     for name, value in (("rope_scaling", scaling), ("rope_parameters", newer)):

@@ -3,7 +3,8 @@
 An address is a tensor's name and steps, applied from left to right:
 
     name[3]        entry 3 of the first dimension
-    name[0:8]      rows, or elements of a vector, as Python slices; name[0::2] every second one
+    name[0:8]      rows, or elements of a vector, as Python slices; name[0::2] every second one, name[:] of more
+                   dimensions the matrix of its last one
     name[0:64%96]  of every 96 rows, those from 0 to 64
     name.T         transposed
     name.T(64)     every 64 rows transposed, one below the other
@@ -134,6 +135,7 @@ class Addressed:
             index = int(steps.pop(0)[0])
             need(len(shape) > 1 and index < shape[0])
             row, shape = row * shape[0] + index, shape[1:]
+        shape = (math.prod(shape[:-1]), shape[-1]) if len(shape) > 2 and steps else shape
         need(len(shape) <= 2)
         first_row = row * shape[0] if len(shape) == 2 else 0
         selected, rows, transposed = np.arange(first_row, first_row + shape[0]), None, 0

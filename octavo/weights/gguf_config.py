@@ -148,6 +148,9 @@ class GgufConfig:
         found.pop("finetuned", None)
         scaling = {hf: found.pop(key) for key, hf in _SCALING.items() if key in found}
         attention = found.pop("attn_factor", None)
+        if "attention.kv_lora_rank" in self.family.keys and "yarn_log_multiplier" in found:
+            weight = 10 * found.pop("yarn_log_multiplier")  # of YaRN's 0.1 ln(factor), in the scale of the scores
+            scaling |= {"mscale": weight, "mscale_all_dim": weight}
         if found:
             raise CheckpointError(f"{self._path}: {prefix}{min(found)} is not supported")
         if self._has(SHORT):
@@ -162,7 +165,7 @@ class GgufConfig:
             raise CheckpointError(
                 f"{self._path}: rope scaling {kind!r} with attn_factor or rope_freqs is not supported"
             )
-        return {"factor": factor, **scaling, "rope_type": kind}
+        return {"factor": factor, **scaling, **(self.family.scaling if kind == "yarn" else {}), "rope_type": kind}
 
     def _refuse_unread(self) -> None:
         prefix = f"{self._architecture}."

@@ -26,6 +26,7 @@ class Family(NamedTuple):
     switches: Names = {}  # tensor of blk.0 -> key of config.json that says whether it is there
     keys: Mapping[str, str] = {}  # metadata -> key of config.json
     config: Mapping[str, Any] = {}  # what the files leave out
+    scaling: Mapping[str, Any] = {}  # the same of rope scaling
     renamed: Mapping[str, str] = {}  # Llama's key of config.json -> this family's
 
 
@@ -264,7 +265,7 @@ FAMILIES: dict[str, Family] = {
         switches={"attn_q_norm.weight": "use_qk_norm"},
         keys=_ROUTED_EXPERTS,
     ),
-    "gpt-oss": Family("GptOssForCausalLM", _GPT_OSS, _TOP, period=2, keys=_LOCAL_EXPERTS),
+    "gpt-oss": Family("GptOssForCausalLM", _GPT_OSS, _TOP, period=2, keys=_LOCAL_EXPERTS, scaling={"truncate": False}),
     "gpt2": Family(
         "GPT2LMHeadModel",
         _GPT2,
@@ -348,7 +349,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family("Qwen2ForCausalLM", _LLAMA, _TOP),
     "qwen2moe": Family("Qwen2MoeForCausalLM", _QWEN2MOE, _TOP, keys=_EXPERT_KEYS),
     "qwen3": Family("Qwen3ForCausalLM", _LLAMA, _TOP),
-    "qwen3moe": Family("Qwen3MoeForCausalLM", _EXPERTS, _TOP, keys=_EXPERT_KEYS),
+    "qwen3moe": Family("Qwen3MoeForCausalLM", _EXPERTS, _TOP, keys=_EXPERT_KEYS, config={"norm_topk_prob": True}),
     "seed_oss": Family(
         "SeedOssForCausalLM",
         {**_LLAMA, "post_attention_norm": "post_attention_layernorm"},
