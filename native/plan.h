@@ -155,6 +155,9 @@ struct Span {
   double seconds, wait;  // of worker 0; wait is the barrier before
 };
 
+// Throws std::invalid_argument naming the node, or the value, weight or KV group, and what is wrong with it.
+void check_program(const ProgramSpec& spec, const Kernels& kernels);
+
 class Program {
  public:
   // Throws std::invalid_argument naming the node and what is wrong with it.

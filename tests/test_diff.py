@@ -14,9 +14,9 @@ from octavo.models import build_graph
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.spec import Checkpoint
 from tests.random_model import WINDOWS, joined, random_model
-from tests.small_fixtures import FAMILIES, GGUF
+from tests.small_fixtures import EXPERTS, FAMILIES, GGUF
 
-MODELS = ["arch/llama", "arch/llama_rope_yarn", *FAMILIES, *GGUF]
+MODELS = ["arch/llama", "arch/llama_rope_yarn", *FAMILIES, *EXPERTS, *GGUF]
 LEVELS = _native.isa_levels()
 
 

@@ -15,7 +15,7 @@ from octavo import LLM, ParameterError, RequestOutput, SamplingParams
 from octavo.backends.base import StepBatch, StepHandle
 from octavo.config import ConfigError
 from octavo.weights.spec import CheckpointError
-from tests.small_fixtures import ALL
+from tests.small_fixtures import SERVED
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=2)
 
@@ -34,7 +34,7 @@ def tiny(data: Path) -> LLM:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", SERVED)
 def test_greedy_in_float32(data: Path, name: str, backend: str) -> None:
     expected = expected_of(data / name)
     llm = LLM(str(data / name), activations="f32", backend=backend, max_num_batched_tokens=64, max_num_seqs=8)
@@ -77,7 +77,7 @@ def check_against(oracle: LLM, outputs: list[RequestOutput], margin: float) -> i
     return num_clear
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", SERVED)
 def test_greedy_in_the_own_format_equals_the_oracle(data: Path, name: str) -> None:
     expected = expected_of(data / name)
     prompts = [{"prompt_token_ids": expected[f"ids_{i}"].tolist()} for i in range(3)]

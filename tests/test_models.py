@@ -17,7 +17,7 @@ from octavo.weights import gguf_names
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.spec import Checkpoint, CheckpointError
 from tests.random_model import WINDOWS, InMemory, joined, random_model
-from tests.small_fixtures import FAMILIES, GGUF, ROPES
+from tests.small_fixtures import EXPERTS, FAMILIES, GGUF, ROPES
 
 F32 = NDArray[np.float32]
 QWEN2: dict[str, Any] = {
@@ -99,7 +99,7 @@ def check_expected(checkpoint: Checkpoint, expected: Any) -> None:
         assert differs.size == 0 or expected[f"gen_margin_{i}"][differs[0]] < 0.01
 
 
-@pytest.mark.parametrize("name", ROPES + FAMILIES)
+@pytest.mark.parametrize("name", ROPES + FAMILIES + EXPERTS)
 def test_safetensors_fixtures(data: Path, name: str) -> None:
     check_expected(open_checkpoint(data / name), np.load(data / name / "expected.npz"))
 

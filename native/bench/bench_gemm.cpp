@@ -35,7 +35,8 @@ double product_seconds(const Kernels& kernels, Pair p, int rows, int n, int k, i
   auto all = [&] {
     for (int c = 0; c < copies; c++) {
       const Weight w = packed_weight(p.format, n, k, data + c * bytes);
-      const GemmArgs args = {&w, nullptr, &x.view, nullptr, Epilogue::Store, y.data(), n, nullptr, 0, nullptr};
+      GemmArgs args{};
+      args.w = &w, args.x = &x.view, args.epilogue = Epilogue::Store, args.out = y.data(), args.ld_out = n;
       kernels.gemm[(int)p.format][(int)p.act](args, 0, w.n_pad / kTaskCols);
     }
   };
