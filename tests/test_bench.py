@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from octavo.bench import overload, serve, stall
+from octavo.bench.http import Target
 from octavo.bench.plot import check_plot, draw
 from octavo.bench.report import result
 from octavo.bench.served import served
@@ -49,6 +50,8 @@ def test_streams_over_http(data: Path) -> None:
             serve.measure(config, serve.Server(server.url, model="other"), load, repeat=1)
     with pytest.raises(ConfigError, match="no address of a server"):
         serve.measure(config, serve.Server("localhost:8000"), load, repeat=1)
+    with pytest.raises(ConfigError, match=r"http://h:99999: Port out of range"):
+        Target("http://h:99999")
 
 
 def test_plot(tmp_path: Path) -> None:

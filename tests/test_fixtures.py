@@ -1,4 +1,4 @@
-"""Every decoder of shared/fixtures/arch, and the small ones here, against the values of transformers, on both backends."""
+"""Every decoder of `--fixtures`, and the small ones here, against the values of transformers, on both backends."""
 
 from __future__ import annotations
 
@@ -29,17 +29,10 @@ HERE = Path(__file__).parent / "data/arch"
 GOLDEN = Path(__file__).parent / "golden/families.json"
 LIMITS = Limits(max_tokens=200, max_rows=200, max_seqs=8, max_model_len=200)
 
-NOT_SERVED: set[str] = set()
-"""Refused by the name of their architecture."""
-
-REFERENCE_ONLY: set[str] = set()
-"""With operations that no native kernel has: refused by its name."""
-
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "family" in metafunc.fixturenames:
-        folders = folders_of(metafunc.config.getoption("fixtures"))
-        metafunc.parametrize("family", [name for name in sorted(folders) if name not in NOT_SERVED])
+        metafunc.parametrize("family", sorted(folders_of(metafunc.config.getoption("fixtures"))))
 
 
 def folders_of(fixtures: Path | None) -> dict[str, Path]:
@@ -96,13 +89,9 @@ def native(graph: Graph, case: Case, fuse: bool = True) -> Any:
     return backend.compile(graph, backend.pack(graph, case.checkpoint), state, LIMITS)
 
 
-def test_native_in_float32(case: Case, family: str) -> None:
+def test_native_in_float32(case: Case) -> None:
     """Whole and in chunks, with the same bits."""
     graph = build_graph(case.checkpoint, "f32")
-    if family in REFERENCE_ONLY:
-        with pytest.raises(ValueError, match="native backend"):
-            native(graph, case)
-        return
     program = native(graph, case)
     for i in range(3):
         ids = case.whole(i)
@@ -112,10 +101,8 @@ def test_native_in_float32(case: Case, family: str) -> None:
         same_bits(logits, logits_of(program, ids, [1, len(ids) - 20, *[1] * 3, 16], table(len(ids))))
 
 
-def test_native_in_the_own_format(case: Case, family: str) -> None:
+def test_native_in_the_own_format(case: Case) -> None:
     """The loss is at most three times that of computing all in bf16; experts may be chosen otherwise at a near tie."""
-    if family in REFERENCE_ONLY:
-        return
     graph = build_graph(case.checkpoint, "auto")
     program = native(graph, case)
     experts = any(node.op == "route" for node in graph.nodes)
@@ -127,13 +114,6 @@ def test_native_in_the_own_format(case: Case, family: str) -> None:
         case.check_greedy(i, logits, 1.0)
         if i == 1:
             same_bits(logits, logits_of(native(graph, case, fuse=False), ids, [len(ids)], table(len(ids))))
-
-
-def test_the_others_are_refused_by_name(fixtures: Path) -> None:
-    for name in NOT_SERVED:
-        checkpoint = open_checkpoint(fixtures / "arch" / name)
-        with pytest.raises(CheckpointError, match=f"architecture {checkpoint.config['architectures'][0]} is not"):
-            build_graph(checkpoint)
 
 
 def test_a_config_of_any_types_gives_a_graph_or_one_line(
@@ -159,7 +139,6 @@ def test_golden_counts(fixtures: Path) -> None:
     """Operations and barriers of every family, fused and as planned for 64 tokens."""
     found = {}
     for name, folder in sorted(folders_of(fixtures).items()):
-        if name not in NOT_SERVED:
-            fused = verify(fuse(build_graph(open_checkpoint(folder)), FUSED))
-            found[name] = {**count(fused), "barriers": len(plan(fused, 64, 64).barriers)}
+        fused = verify(fuse(build_graph(open_checkpoint(folder)), FUSED))
+        found[name] = {**count(fused), "barriers": len(plan(fused, 64, 64).barriers)}
     assert found == json.loads(GOLDEN.read_text())

@@ -144,7 +144,8 @@ def test_adapters_come_and_go(data: Path, adapters: list[Path], tmp_path: Path) 
     held.unload(first)
     engine.load_adapter(LoadAdapter(8, str(adapters[2])))
     (full,) = replies(engine)
-    assert full.error == "2 adapters are loaded or still in use, the most that max_loras allows"
+    most = "2 adapters are loaded or still in use, the most that max_loras allows"
+    assert full.error == f"{most}; one that is replaced keeps its slot until its last request has ended"
     tokens = [token for progress in begun.progress for token in progress.token_ids]
     while (output := engine.step()) is not None:
         tokens += [token for progress in output.progress for token in progress.token_ids]

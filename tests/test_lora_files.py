@@ -178,6 +178,8 @@ def test_tensors_that_are_refused(tmp_path: Path) -> None:
     )
     refused("lora_B.weight' is missing", {n: t for n, t in good.items() if n != Q + "B.weight"})
     refused("tensor .* is missing, though target_modules", {})
+    twice = {name.replace("model.model.layers", "model.layers"): tensor for name, tensor in good.items()}
+    refused("is the second name of one module of this model, model.layers.", good | twice)
 
 
 def test_files_that_are_refused(tmp_path: Path) -> None:

@@ -136,7 +136,15 @@ def test_guarded_special_tokens_are_text_among_others_that_are_none(path: str) -
     tokenizer = load(DATA / path)
     names = [tokenizer.id_to_token(i) or "" for i in sorted(tokenizer.special_ids)][:3]
     one, two = names[1], names[2]
-    for text in (f"so {one} it{two}is", f"{one}{one}", f" {two}", "so\ufdd0 it"):
+    spelt = f"\ufdd1{tokenizer.token_to_id(two)}\ufdd1"
+    for text in (
+        f"so {one} it{two}is",
+        f"{one}{one}",
+        f" {two}",
+        "so\ufdd0 it",
+        f"{one} {spelt}it",
+        f"\ufdd0 {spelt}it",
+    ):
         guarded = tokenizer.guarded(text)
         ids = tokenizer.encode(guarded, add_special_tokens=False)
         assert ids == tokenizer.encode(text, add_special_tokens=False, parse_special=False)

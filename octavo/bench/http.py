@@ -41,13 +41,17 @@ class Target:
     """`url` with or without /v1 at its end. Raises ConfigError for what is no URL."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as e:
+            raise ConfigError(f"{url}: {e}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{url} is no address of a server, as http://127.0.0.1:8000 is")
         self.url = url
         self._host = parts.hostname
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._port = parts.port or (443 if self._tls else 80)
+        self._port = port or (443 if self._tls else 80)
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         self._headers = f"host: {parts.netloc}\r\nconnection: close\r\ncontent-type: application/json\r\n"
         if api_key is not None:
@@ -60,8 +64,11 @@ class Target:
         writer.close()
         if status != 200:
             raise ConfigError(f"{self.url}: /v1/models gives status {status}: {answer[:200]!r}")
-        found = json.loads(answer[answer.index(b"{") : answer.rindex(b"}") + 1])
-        return str(found["data"][0]["id"])
+        try:
+            found = json.loads(answer[answer.index(b"{") : answer.rindex(b"}") + 1])
+            return str(found["data"][0]["id"])
+        except (ValueError, LookupError, TypeError):
+            raise ConfigError(f"{self.url}: /v1/models names no model") from None
 
     async def complete(self, prompt: Sequence[int] | str, max_tokens: int, **fields: Any) -> Sent:
         """A greedy completion of `max_tokens` tokens, streamed."""
@@ -103,7 +110,10 @@ class Target:
         reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=2**24)
         head = f"{method} {self._base}{path} HTTP/1.1\r\n{self._headers}content-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
-        status = int((await reader.readline()).split()[1])
+        line = await reader.readline()
+        if not line.startswith(b"HTTP/1."):
+            raise ConfigError(f"{self.url}: no answer by HTTP: {line[:80]!r}")
+        status = int(line.split()[1])
         while (await reader.readline()).strip():
             pass
         return status, reader, writer

@@ -27,6 +27,8 @@ def serve(config: ServerConfig) -> None:
     started = time.perf_counter()
     config, name = resolve(config)
     name = config.served_model_name or name
+    if name in dict(config.adapters):
+        raise ConfigError(f"lora names an adapter {name!r}, which is the name of the model itself")
     phases["locate"] = time.perf_counter() - started
     listener = _bind(config.host, config.port)
     client = EngineClient.launch(config, QueueBounds(config.max_queued_requests, config.max_queued_tokens))

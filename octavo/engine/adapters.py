@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from octavo.backends.base import Backend, Program
 from octavo.engine.memory import format_bytes
 from octavo.engine.messages import LoadAdapter, Reply
-from octavo.weights.adapter import read_adapter
+from octavo.weights.adapter import TENSORS, read_adapter
 from octavo.weights.adapter_config import AdapterError
 from octavo.weights.spec import reading
 
@@ -37,14 +37,19 @@ class AdapterReader:
 
     def read(self, path: str) -> Packed:
         """Raises AdapterError with one line for the user."""
+        file = Path(path).expanduser() / TENSORS
+        if file.is_file():
+            self._need(path, 3 * file.stat().st_size)  # the file, its tensors, and what is packed of them
         adapter = read_adapter(Path(path), self._targets, self._max_rank)
-        needed, free = self._backend.adapter_bytes(adapter), self.free()
-        if needed > free:
+        self._need(path, self._backend.adapter_bytes(adapter))
+        return Packed(adapter.digest, adapter.rank, self._backend.pack_adapter(adapter))
+
+    def _need(self, path: str, num_bytes: int) -> None:
+        if num_bytes > (free := self.free()):
             raise AdapterError(
-                f"{path}: the adapter takes {format_bytes(needed)}, but {format_bytes(free)} of memory are free beside "
+                f"{path}: the adapter takes {format_bytes(num_bytes)}, but {format_bytes(free)} of memory are free beside "
                 "the KV cache"
             )
-        return Packed(adapter.digest, adapter.rank, self._backend.pack_adapter(adapter))
 
 
 class Adapters:
@@ -114,7 +119,10 @@ class Adapters:
         self._sweep()
         slot = next((i for i in range(self._max_adapters) if i not in self.slots.values()), None)
         if slot is None:
-            raise AdapterError(f"{len(self.slots)} adapters are loaded or still in use, the most that max_loras allows")
+            raise AdapterError(
+                f"{len(self.slots)} adapters are loaded or still in use, the most that max_loras allows; one that is "
+                "replaced keeps its slot until its last request has ended"
+            )
         self._program.set_adapter(slot, packed.weights)
         self.slots[packed.digest] = slot
         return packed.digest

@@ -108,7 +108,7 @@ _GATING = {1: ("softmax", "softmax_top"), 2: ("sigmoid",), 3: ("softmax_top",)}
 
 def _check_scoring(checkpoint: Checkpoint, route: ops.Route) -> None:
     found = checkpoint.config.get("expert_gating_func")
-    if found is not None and route.scoring not in _GATING.get(found, ()):
+    if found is not None and route.scoring not in (_GATING.get(found, ()) if type(found) is int else ()):
         raise CheckpointError(
             f"{checkpoint.path}: expert_gating_func {found!r} is not supported, the family has {route.scoring}"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import secrets
 from collections.abc import Iterable
 from typing import Any
 
@@ -88,8 +89,12 @@ def _hide(model: dict[str, Any], special_ids: frozenset[int]) -> None:
     }
 
 
+_NONCE = secrets.token_hex(8)
+"""Drawn by each process: whoever writes a text cannot know it, so that no text spells a special token."""
+
+
 def _spelling(token_id: int) -> str:
-    return f"\ufdd1{token_id}\ufdd1"
+    return f"\ufdd1{_NONCE}.{token_id}\ufdd1"
 
 
 def _with_guard(text: str) -> str:

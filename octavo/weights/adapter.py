@@ -119,7 +119,12 @@ class _Modules:
         self._targets = targets
 
     def read(self) -> dict[str, LowRank]:
-        found = {module: self._here(module) for module in dict.fromkeys(map(self._module_of, self._tensors))}
+        found: dict[str, str] = {}
+        for module in dict.fromkeys(map(self._module_of, self._tensors)):
+            here = self._here(module)
+            if here in found.values():
+                raise AdapterError(f"{self._file}: {module} is the second name of one module of this model, {here}")
+            found[module] = here
         for module in self._parts:
             if module not in found.values() and self._config.targets(module):
                 name = f"{_PREFIX}{module}{_A}"

@@ -51,6 +51,7 @@ class Addressed:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._part = lru_cache(maxsize=8)(self._find)
+        self._turned: tuple[str, NDArray[np.uint8]] | None = None  # the last: its rows are asked for bit by bit
         self.path, self.config, self.generation = checkpoint.path, checkpoint.config, checkpoint.generation
         self.notices = checkpoint.notices
 
@@ -84,12 +85,15 @@ class Addressed:
             size = found.data.shape[1] // self._checkpoint.info(base).shape[-1]
             return found._replace(info=info, data=found.data.reshape(-1, size)[part.rows].reshape(1, -1))
         if part.transposed:
-            return SourceTensor(info, self._transposed(base, part)[start:stop])
+            if self._turned is None or self._turned[0] != name:
+                self._turned = name, self._transposed(base, part)
+            return SourceTensor(info, self._turned[1][start:stop])
         return self._some_rows(base, part.rows[start:stop])._replace(info=info)
 
     def release(self, name: str) -> None:
         """Of a tensor in parts, when the part with its last row was packed."""
         base = base_name(name)
+        self._turned = None
         if base != name and len(shape := self._checkpoint.info(base).shape) > 1:
             part = self._part(name)
             last = part.row if len(part.shape) == 1 else int(part.rows[-1])

@@ -25,7 +25,7 @@ def read_pooling(checkpoint: Checkpoint) -> Mode | None:
     """The pooling of a model; None where it says nothing. CheckpointError where what it says is not served."""
     kind = checkpoint.config.get("pooling_type")
     if kind:
-        if kind not in _OF_GGUF:
+        if type(kind) is not int or kind not in _OF_GGUF:
             raise CheckpointError(f"{checkpoint.path}: pooling_type {kind!r} is not supported; supported: {_OF_GGUF}")
         return _OF_GGUF[kind]
     folder = Path(checkpoint.path)
