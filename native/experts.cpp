@@ -125,7 +125,7 @@ void Program::split_heads(const Node& n, const Step& step, int worker) {
   const Range mine = share(rows, pool_->size(), worker);
   for (int row = mine.begin; row < mine.end; row++)
     for (int head = 0; head < n.heads; head++)
-      std::memcpy(f32(n.out, step.plan) + (int64_t{head} * rows + row) * cols,
+      std::memcpy(f32(n.out, step.plan) + (int64_t{head} * rows + row) * ld(n.out),
                   f32(n.a, step.plan) + row * ld(n.a) + head * cols, static_cast<size_t>(cols) * sizeof(float));
 }
 

@@ -96,7 +96,8 @@ static void route(const RouteArgs& a, int row0, int row1) {
     if (a.scoring == Scoring::SoftmaxTop) {
       alignas(64) float top[kMaxTopK];
       softmax_scores(weights, a.top_k, top);
-      for (int r = 0; r < a.top_k; r++) weights[r] = top[r];
+      sum = 0;
+      for (int r = 0; r < a.top_k; r++) weights[r] = top[r], sum += top[r];
     }
     if (a.normalise)
       for (int r = 0; r < a.top_k; r++) weights[r] = weights[r] / (sum + 1e-20f);

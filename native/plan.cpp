@@ -92,8 +92,10 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
     if (node.op == Op::Embed && node.ids == Ids::TokenTypes)
       spec_.limits.token_types =
           std::min(spec_.limits.token_types, spec_.weights[static_cast<size_t>(node.weights[0])].n);
-  for (Node& node : spec_.nodes)
-    for (float& slope : node.slopes) slope *= kLog2e;  // as the kernels take them
+  for (Node& node : spec_.nodes) {
+    for (float& slope : node.slopes) slope *= kLog2e;                 // as the kernels take them
+    node.window = std::min(node.window, spec_.limits.max_model_len);  // a window that is longer means the same
+  }
 
   for (const WeightSpec& w : spec_.weights)
     weights_.push_back(packed_weight(w.format, w.n, w.k, w.memory->data() + w.offset));
@@ -111,7 +113,8 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
   for (const Node& node : spec_.nodes) {
     if (node.experts == 0) continue;
     experts = std::max(experts, static_cast<size_t>(node.experts));
-    ranks = std::max(ranks, static_cast<size_t>(node.b.cols / 2) * tokens);
+    const auto times = static_cast<size_t>(spec_.values[static_cast<size_t>(node.b.value)].times);
+    ranks = std::max(ranks, static_cast<size_t>(node.b.cols / 2) * tokens * times);
   }
   for (Worker& w : workers_) {
     w.rotated.resize(static_cast<size_t>(rotated));

@@ -77,7 +77,7 @@ class NodeCheck {
   const ValueSpec& value(const Operand& x, const char* role) const {
     need(x.value >= 0 && x.value < static_cast<int>(spec_.values.size()), std::string(role) + " is missing");
     const ValueSpec& v = spec_.values[static_cast<size_t>(x.value)];
-    need(x.start >= 0 && x.cols > 0 && x.start + x.cols <= v.cols,
+    need(x.start >= 0 && x.cols > 0 && x.start <= v.cols && x.cols <= v.cols - x.start,
          std::string(role) + " leaves the columns of " + v.name);
     need(v.act == Act::F32 || (x.start == 0 && x.cols == v.cols),
          std::string(role) + " is a slice of the rounded " + v.name);
@@ -357,7 +357,8 @@ void check_memory(const ProgramSpec& spec) {
   for (const WeightSpec& w : spec.weights) {
     const size_t bytes =
         w.n == 1 && w.format == Format::F32 ? static_cast<size_t>(w.k) * 4 : packed_bytes(w.format, w.n, w.k);
-    need(w.memory && w.n > 0 && w.k > 0 && w.offset % kLine == 0 && w.offset + bytes <= w.memory->bytes(),
+    need(w.memory && w.n > 0 && w.k > 0 && w.offset % kLine == 0 && w.offset <= w.memory->bytes() &&
+             bytes <= w.memory->bytes() - w.offset,
          w.name + " lies outside of its memory");
   }
   for (size_t i = 0; i < spec.groups.size(); i++) {

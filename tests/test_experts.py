@@ -47,6 +47,7 @@ ROUTES = [
     ops.Route(1, "softmax", normalise=True),
     ops.Route(8, "softmax", normalise=True, scale=2.5),
     ops.Route(3, "softmax_top"),
+    ops.Route(2, "softmax_top", normalise=True),
     ops.Route(2, "sigmoid", normalise=True, scale=1.5),
     ops.Route(3, "sigmoid", True, 2.5, groups=4, top_groups=2, group_best=2),
     ops.Route(3, "softmax", False, 16.0, groups=4, top_groups=3, group_best=1),
