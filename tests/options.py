@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 
+LONGEST = ("test_emulation.py", "test_native.py")
+"""Files of minutes, which other processes of the suite must not wait for at its end: they go first."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     options = parser.optparser
     if any(action.dest == "fixtures" for action in options._actions):
@@ -38,3 +42,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if wanted(item)]
+    items.sort(key=lambda item: item.path.name not in LONGEST)
