@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-
 LONGEST = ("test_emulation.py", "test_native.py")
 """Files of minutes, which other processes of the suite must not wait for at its end: they go first."""
 

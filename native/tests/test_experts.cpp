@@ -2,6 +2,7 @@
 // products over some rows of a larger activation.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <cstdio>
 #include <vector>
 
@@ -62,9 +63,9 @@ Routed expected(const RouteArgs& a, const float* scores) {
     for (size_t i = 0; i < n; i++) allowed[i] = std::count(groups.begin(), groups.end(), int(i) / size) > 0;
   }
   Routed r{best(choice, allowed, a.top_k), {}};
-  double sum = 0;
-  for (int id : r.ids) r.weights.push_back(p[size_t(id)]), sum += p[size_t(id)];
+  for (int id : r.ids) r.weights.push_back(p[size_t(id)]);
   if (a.scoring == Scoring::SoftmaxTop) softmax(r.weights);
+  const double sum = std::accumulate(r.weights.begin(), r.weights.end(), 0.0);
   for (double& w : r.weights) w *= a.scale / (a.normalise ? sum : 1);
   return r;
 }
