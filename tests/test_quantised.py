@@ -58,10 +58,10 @@ def test_reference_in_float32(case: Case, request: pytest.FixtureRequest) -> Non
     case.check_greedy(0, logits)
     if request.config.getoption("long"):
         backend, ids = ReferenceBackend(), case.whole(1)
-        program = backend.compile(graph, weights, backend.make_state(graph, [20]), LIMITS)
+        program = backend.compile(graph, weights, backend.make_state(graph, [20] * len(graph.groups)), LIMITS)
         found = []
         for start, stop in ((0, 1), (1, 30), (30, len(ids))):
-            step = make_step([(ids[start:stop], start, list(range(20)))])
+            step = make_step([(ids[start:stop], start, list(range(20)))], len(graph.groups))
             program.run(with_rows(step, np.arange(stop - start, dtype=np.int32)))
             found.append(program.logits())
         case.check(1, np.concatenate(found))
