@@ -63,7 +63,7 @@ class EngineConfig:
     max_num_batched_tokens: int = option(512, "Most tokens computed in one step: the size of a prefill chunk.")
     target_itl: float | None = option(
         None,
-        "Seconds from a token of a stream to its next that prompts computed beside it should not exceed. Default: 2.5 "
+        "Seconds from a token of a stream to its next that prompts computed beside it should not exceed. Default: 2 "
         "times what the step takes without them, and at least 0.05; offline none, for nobody waits for single tokens.",
     )
     prefix_caching: bool = option(True, "Reuse the KV blocks of equal prefixes.")

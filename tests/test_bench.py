@@ -17,7 +17,7 @@ from octavo.engine.client import EngineError
 
 
 def test_stall(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stall, "USUAL_STEPS", 8)
+    monkeypatch.setattr(stall, "TOKENS_BEFORE", 8)
     monkeypatch.setattr(stall, "NUM_STREAMS", 4)
     config = EngineConfig(model=str(data / "arch" / "llama"), num_threads=1, max_model_len=2048)
     found = stall.measure(config, prompt_len=600, repeat=1)

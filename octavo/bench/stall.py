@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from octavo.bench.report import Result, machine, result, track
@@ -18,8 +19,8 @@ from octavo.request import SamplingParams
 
 NUM_STREAMS = 16
 STREAM_PROMPT = 64
-USUAL_STEPS = 100
-"""Tokens of each stream by which its usual gap is known."""
+TOKENS_BEFORE = 20
+"""Of each stream, before the prompt comes."""
 
 FACTOR = 3
 LEAST_SECONDS = 0.05
@@ -29,7 +30,7 @@ LEAST_SECONDS = 0.05
 class Run(NamedTuple):
     """Seconds."""
 
-    usual: float  # median gap of the streams by themselves
+    usual: float  # median gap of the same tokens of the streams by themselves
     gaps: list[float]  # beside the prompt
     alone: float  # the prompt by itself
     beside: float  # and beside the streams
@@ -84,28 +85,42 @@ def _runs(config: EngineConfig, prompt_len: int, repeat: int) -> list[Run]:
 
 def _run(engine: Engine, draw: random.Random, name: str, prompt_len: int) -> Run:
     alone = _prefill(engine, draw, f"{name}-alone", prompt_len)
+    prompts = [_random_ids(engine, draw, STREAM_PROMPT) for _ in range(NUM_STREAMS)]
+    with _streams(engine, prompts, f"{name}-beside") as times:
+        began = time.perf_counter()
+        long = f"{name}-long"
+        engine.add(Add(long, _random_ids(engine, draw, prompt_len), SamplingParams(max_tokens=1), seed=0))
+        num_steps = 0
+        while long not in times:
+            _step(engine, times)
+            num_steps += 1
+        beside = time.perf_counter() - began
+        del times[long]
+        gaps = [gap for seen in times.values() for gap in _gaps(seen)]
+    with _streams(engine, prompts, f"{name}-usual") as times:  # as many tokens, since steps grow with the context
+        for _ in range(num_steps):
+            _step(engine, times)
+        usual = statistics.median(gap for seen in times.values() for gap in _gaps(seen))
+    return Run(usual, gaps, alone, beside, num_steps)
+
+
+@contextlib.contextmanager
+def _streams(engine: Engine, prompts: Sequence[list[int]], name: str) -> Iterator[dict[str, list[float]]]:
+    """Greedy streams that have begun, and the times of their tokens from the last on; they end with the block."""
     params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
-    streams = [f"{name}-{i}" for i in range(NUM_STREAMS)]
-    for id in streams:
-        engine.add(Add(id, _random_ids(engine, draw, STREAM_PROMPT), params, seed=0))
-    times: dict[str, list[float]] = {id: [] for id in streams}
-    while min(map(len, times.values())) <= USUAL_STEPS:
+    ids = [f"{name}-{i}" for i in range(len(prompts))]
+    for id, prompt in zip(ids, prompts, strict=True):
+        engine.add(Add(id, prompt, params, seed=0))
+    times: dict[str, list[float]] = {id: [] for id in ids}
+    while min(map(len, times.values())) <= TOKENS_BEFORE:
         _step(engine, times)
-    usual = statistics.median(gap for seen in times.values() for gap in _gaps(seen[1:]))
-    times = {id: [seen[-1]] for id, seen in times.items()}
-    began = time.perf_counter()
-    long = f"{name}-long"
-    engine.add(Add(long, _random_ids(engine, draw, prompt_len), SamplingParams(max_tokens=1), seed=0))
-    steps = 0
-    while long not in times:
-        _step(engine, times)
-        steps += 1
-    beside = time.perf_counter() - began
-    for id in streams:
+    for seen in times.values():
+        del seen[:-1]
+    yield times
+    for id in ids:
         engine.abort(Abort(id))
     while engine.step() is not None:
         pass
-    return Run(usual, [gap for id in streams for gap in _gaps(times[id])], alone, beside, steps)
 
 
 def _prefill(engine: Engine, draw: random.Random, id: str, prompt_len: int) -> float:

@@ -9,12 +9,16 @@ from octavo.cache.blocks import BLOCK_SIZE
 from octavo.sched.cost import Load, StepCost
 from octavo.sched.live import Live
 
-ITL_FACTOR = 2.5
-"""Default inter-token target, in times of the same step without prefill. The bar is 3 for the slowest percent; 2.5
-leaves a fifth for what the prediction misses, and gives prefill 60 % of the time: it takes 5/3 of its time alone."""
+ITL_FACTOR = 2.0
+"""Default inter-token target, in times of the same step without prefill. The bar is 3 for the slowest percent, of the
+usual step: predictions miss by a fifth, and steps grow by as much with the context while a long prompt goes on. Prefill
+has half of the time."""
 
 LEAST_ITL = 0.05
 """Seconds. The default target is never below: 20 tokens a second are faster than anyone reads."""
+
+FEW_TOKENS = 4
+"""A prefill goes on with so many tokens however little time there is: kernels issue rows in fours."""
 
 UNLIMITED = 1e9
 """Seconds of a step that no stream waits for."""
@@ -60,7 +64,7 @@ class StepBudget:
         """Tokens for each of `wants`, of a budget in seconds and tokens.
 
         Half is kept for the oldest, so that a long prompt always goes on; those that have least left get the rest
-        first, so that a short one is not blocked by it. The oldest gets a block of tokens however little time there is.
+        first, so that a short one is not blocked by it. The oldest gets a few tokens however little time there is.
         """
         if not wants:
             return {}
@@ -93,8 +97,9 @@ class StepBudget:
         start, stop = want.start, want.stop
         n = min(stop - start, num_tokens)
         fits = self._cost.most_tokens(start, seconds) if seconds < UNLIMITED / 2 else n
-        if fits < n:
-            n = max(fits - (start + fits) % BLOCK_SIZE, 0)  # whole blocks: kernels work on rows in sixteens
+        if fits < n:  # whole blocks, since kernels work on rows in sixteens; less where a block takes too long
+            unit = BLOCK_SIZE if fits >= BLOCK_SIZE or not least else FEW_TOKENS
+            n = max(fits - (start + fits) % unit, 0)
             if least:
-                n = min(max(n, BLOCK_SIZE), stop - start, num_tokens)
+                n = min(max(n, FEW_TOKENS), stop - start, num_tokens)
         return n
