@@ -75,6 +75,16 @@ class EngineConfig:
     disk_cache_size: int = option(
         10 * 2**30, "Most bytes in the directory of disk_cache, or a string as '10GiB'.", size=True
     )
+    weights_cache: str = option(
+        "auto",
+        "Directory that keeps packed weights, so that the next start reads them instead of packing; processes may share "
+        "it. auto: octavo/weights in $XDG_CACHE_HOME or in ~/.cache. off: none.",
+    )
+    weights_cache_size: int = option(
+        32 * 2**30,
+        "Most bytes in the directory of weights_cache, or a string as '32GiB'. A model that would not fit is not kept.",
+        size=True,
+    )
     lora: tuple[str, ...] = option(
         (), "A LoRA adapter as NAME=PATH, in PEFT's layout: requests choose it by NAME as their model. May be repeated."
     )
@@ -105,6 +115,7 @@ class EngineConfig:
             ("max_num_batched_tokens", 16),
             ("max_model_len", 1),
             ("disk_cache_size", 1),
+            ("weights_cache_size", 1),
             ("max_loras", 0),
             ("max_lora_rank", 1),
         ):

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar, get_args
 import msgspec
 import numpy as np
 
+from octavo.bars import LoadingBar, request_bar
 from octavo.config import EngineConfig, ReasoningFormat, ToolFormat, offline
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress, pooled
@@ -54,7 +55,8 @@ class LLM:
         path = locate(model)
         self.config = offline(EngineConfig(model=str(path), **options))
         self._tokenizer = load_tokenizer(path)
-        self.engine = Engine(self.config)
+        with LoadingBar() as bar:
+            self.engine = Engine(self.config, bar.show)
         self.adapters = dict(self.engine.loaded.named_adapters)  # name: digest of the content
         for notice in self.engine.loaded.notices:
             print(f"octavo: {notice}", file=sys.stderr)
@@ -260,7 +262,7 @@ class LLM:
         """Run requests to their ends. take: True where a request has ended with this."""
         num_open = len(adds)
         try:
-            with _progress_bar(num_open, show) as advance, _interrupts_held() as interrupt:
+            with request_bar(num_open, show) as advance, _interrupts_held() as interrupt:
                 for add in adds:
                     self.engine.add(add)
                 while num_open:
@@ -377,24 +379,3 @@ def _interrupts_held() -> Iterator[Callable[[], None]]:
     finally:
         signal.signal(signal.SIGINT, handler)
         deliver()
-
-
-@contextmanager
-def _progress_bar(total: int, show: bool) -> Iterator[Callable[[], None]]:
-    if not show or total < 2 or not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("requests", total=total)
-        yield lambda: bar.advance(task)

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo import _native
-from octavo.backends import cpu
+from octavo.backends import cpu_weights
 from octavo.backends.base import BLOCK_SIZE, KV_SPLIT, SMALL_T, Limits, StepBatch
 from octavo.backends.cpu import CpuBackend, CpuProgram, CpuState
 from octavo.backends.diff import greedy, make_step
@@ -137,7 +137,7 @@ def test_packing_in_pieces_changes_no_byte(model: str, monkeypatch: pytest.Monke
     checkpoint, graph = checkpoint_and_graph(model)
     backend = CpuBackend(num_threads=2)
     whole = backend.pack(graph, checkpoint)
-    monkeypatch.setattr(cpu, "VALUES_AT_ONCE", 1)  # 32 rows at once
+    monkeypatch.setattr(cpu_weights, "VALUES_AT_ONCE", 1)  # 32 rows at once
     pieces = backend.pack(graph, checkpoint)
     assert whole.num_bytes == pieces.num_bytes == backend.weight_bytes(graph)
     a, b = (w.memory.view(0, w.num_bytes) for w in (whole, pieces))

@@ -13,7 +13,8 @@ from octavo.engine import space
 from octavo.models import build_graph
 from octavo.weights import digest
 from octavo.weights.checkpoint import open_checkpoint
-from octavo.weights.digest import FileChanged, FileIdentity, weight_files, weights_digest
+from octavo.weights.digest import FileChanged, FileIdentity, WeightsDigest, weights_digest
+from octavo.weights.spec import Checkpoint
 
 
 def write(path: Path, content: bytes) -> FileIdentity:
@@ -53,17 +54,28 @@ def test_a_file_that_was_replaced_is_not_the_one_loaded(tmp_path: Path) -> None:
         weights_digest([file._replace(path=str(tmp_path / "c"))], tmp_path / "digests.json")
 
 
+def test_what_is_known_is_not_read(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = open_checkpoint(data / "gguf" / "tiny-llama-q4_1.gguf")
+    first = WeightsDigest(checkpoint, tmp_path / "digests.json")
+    assert first.known() is None
+    taken = first.take()
+    assert first.known() == taken
+    monkeypatch.setattr(digest, "_digest", lambda file: pytest.fail("read again"))
+    again = WeightsDigest(checkpoint, tmp_path / "digests.json")
+    assert again.known() == again.take() == taken
+
+
 def test_nothing_to_remember_in(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert len(weights_digest([write(tmp_path / "a", b"x")], tmp_path / "file" / "digests.json")) == 32
 
 
-def test_whatever_changes_the_blocks_changes_the_space(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(space, "DIGESTS", tmp_path / "digests.json")
+def test_whatever_changes_the_blocks_changes_the_space(data: Path, tmp_path: Path) -> None:
+    def taken(checkpoint: Checkpoint) -> bytes:
+        return WeightsDigest(checkpoint, tmp_path / "digests.json").take()
+
     checkpoint = open_checkpoint(data / "gguf" / "tiny-llama-q4_1.gguf")
-    files = weight_files(checkpoint)
+    files = taken(checkpoint)
     graph = build_graph(checkpoint)
     usual = space.kv_space(graph, "avx2 build 1", files)
     assert usual == space.kv_space(build_graph(open_checkpoint(checkpoint.path)), "avx2 build 1", files)
@@ -71,7 +83,7 @@ def test_whatever_changes_the_blocks_changes_the_space(
         space.kv_space(graph, "avx2 build 2", files),
         space.kv_space(build_graph(checkpoint, "bf16"), "avx2 build 1", files),
         space.kv_space(build_graph(checkpoint, "f32"), "avx2 build 1", files),
-        space.kv_space(graph, "avx2 build 1", weight_files(open_checkpoint(data / "gguf" / "tiny-llama-q8_0.gguf"))),
+        space.kv_space(graph, "avx2 build 1", taken(open_checkpoint(data / "gguf" / "tiny-llama-q8_0.gguf"))),
     ]
     for key, value in (("rope_theta", 9999.0), ("rms_norm_eps", 1e-3)):
         checkpoint.config[key] = value

@@ -166,9 +166,25 @@ class Program(Protocol):
         ...
 
 
+class Packing(Protocol):
+    """Packed weights as bytes that can be kept, and used again by any process that computes the same `digest`."""
+
+    num_bytes: int
+
+    def digest(self) -> bytes:
+        """16 bytes, of all that the packed bytes depend on beside the files of the checkpoint."""
+        ...
+
+    def restored(self, fill: Callable[[NDArray[np.uint8]], bool]) -> Any:
+        """What `Backend.pack` makes, of the bytes that `fill` writes into its argument [num_bytes]. None where that
+        returns False."""
+        ...
+
+
 class Backend(Protocol):
     name: str
     fusions: frozenset[str]  # fused ops it can run
+    num_threads: int
 
     def fingerprint(self) -> str:
         """Equal where the results have equal bits, graph and weights being equal: build, machine, kernels."""
@@ -176,6 +192,10 @@ class Backend(Protocol):
 
     def pack(self, graph: Graph, checkpoint: Any, progress: Callable[[int, int], None] | None = None) -> Any:
         """Read every weight once, in the layout of this backend. progress(done, total) in bytes of that layout."""
+        ...
+
+    def packing(self, graph: Graph) -> Packing | None:
+        """How what `pack` makes can be kept: all bytes of it are its `image`. None: it is not worth keeping."""
         ...
 
     def weight_bytes(self, graph: Graph) -> int:

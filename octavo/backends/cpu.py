@@ -13,30 +13,14 @@ from octavo import _native
 from octavo.backends import threads
 from octavo.backends.base import F32, SMALL_T, Limits, StepBatch, StepHandle, StepResult, TraceSpan
 from octavo.backends.cpu_lower import Lowered, lower
+from octavo.backends.cpu_weights import CpuWeights, WeightLayout
 from octavo.backends.fingerprint import fingerprint
 from octavo.graph.fuse import fuse
-from octavo.graph.ir import DType, Graph, Value, WeightPart
+from octavo.graph.ir import DType, Graph, Value
 from octavo.graph.plan import align, plan
 from octavo.graph.verify import verify
 from octavo.weights.adapter import Adapter, LowRank
-from octavo.weights.formats import column_factors, dequantise, panel_bytes, to_native
-from octavo.weights.spec import Checkpoint, CheckpointError
-
-VALUES_AT_ONCE = 2**21
-"""Of a matrix that is packed: decoding takes up to 30 bytes a value, 63 MB for so many."""
-
-
-@dataclass(frozen=True)
-class CpuWeights:
-    """Every weight packed once. A tensor used twice (tied embeddings) has one place."""
-
-    memory: _native.Memory
-    parts: dict[WeightPart, int]  # byte offset of a packed matrix
-    vectors: dict[str, int]  # byte offset of a float32 vector, by the name of its value
-
-    @property
-    def num_bytes(self) -> int:
-        return self.memory.num_bytes
+from octavo.weights.spec import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -108,33 +92,10 @@ class CpuBackend:
     def pack(
         self, graph: Graph, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None
     ) -> CpuWeights:
-        """Source pages are released as soon as a tensor is packed. progress(done, total) in packed bytes."""
-        layout = _weight_layout(graph)
-        parts, vectors = layout.parts, layout.vectors
-        weights = CpuWeights(_native.Memory(layout.num_bytes, huge_pages=True), parts, vectors)
-        for part, cols in layout.cols.items():
-            step = max(32, VALUES_AT_ONCE // cols // 32 * 32)  # whole panels
-            for row in range(0, part.rows, step):
-                info, data, factor = checkpoint.read(part.name, row, row + step)
-                if info.shape[0] != part.rows:
-                    raise CheckpointError(f"{info.file}: {part.name} has {info.shape[0]} rows, expected {part.rows}")
-                rows = to_native(part.format, info.source, data, cols, factor)
-                place = parts[part] + panel_bytes(part.format, row, cols)
-                _native.pack(self._pool, weights.memory, place, part.format, np.ascontiguousarray(rows), cols)
-                factors = column_factors(part.format, info.source, len(rows), factor)
-                beside = parts[part] + panel_bytes(part.format, part.rows, cols) + 4 * row
-                weights.memory.view(beside, factors.nbytes).view(np.float32)[:] = factors
-                del data, rows
-                if progress:
-                    progress(place, layout.num_bytes)
-            checkpoint.release(part.name)
-        for value in graph.weights():
-            if value.name in vectors:
-                vector = weights.memory.view(vectors[value.name], 4 * value.cols).view(np.float32)
-                np.concatenate([_vector(checkpoint, part) for part in value.parts], out=vector)
-        if progress:
-            progress(layout.num_bytes, layout.num_bytes)
-        return weights
+        return WeightLayout(graph).pack(self._pool, checkpoint, progress)
+
+    def packing(self, graph: Graph) -> WeightLayout:
+        return WeightLayout(graph)
 
     def pack_adapter(self, adapter: Adapter) -> CpuAdapter:
         layout = _adapter_layout(adapter)
@@ -148,7 +109,7 @@ class CpuBackend:
         return _adapter_layout(adapter).num_bytes
 
     def weight_bytes(self, graph: Graph) -> int:
-        return _weight_layout(graph).num_bytes
+        return WeightLayout(graph).num_bytes
 
     def block_bytes(self, graph: Graph) -> list[int]:
         return [
@@ -230,47 +191,16 @@ class CpuProgram:
         return result, self._program.run(batch, *result, timed=timed)
 
 
-class _WeightLayout(NamedTuple):
-    cols: dict[WeightPart, int]  # input features of a matrix
-    parts: dict[WeightPart, int]  # byte offsets, as in CpuWeights
-    vectors: dict[str, int]
-    num_bytes: int
-
-
-def _weight_layout(graph: Graph) -> _WeightLayout:
-    matrices = [value for value in graph.weights() if not value.vector]
-    cols = {part: value.cols for value in matrices for part in value.parts}
-    parts, end = _places({part: _native.packed_bytes(part.format, part.rows, n) for part, n in cols.items()}, 0)
-    vectors, end = _places({value.name: 4 * value.cols for value in graph.weights() if value.vector}, end)
-    return _WeightLayout(cols, parts, vectors, end)
-
-
 class _AdapterLayout(NamedTuple):
     modules: dict[str, tuple[LowRank, int, int]]
     num_bytes: int
 
 
 def _adapter_layout(adapter: Adapter) -> _AdapterLayout:
-    sizes: dict[tuple[str, str], int] = {}
+    modules, end = {}, 0
     for name, module in adapter.modules.items():
-        sizes[name, "a"] = _native.packed_bytes(module.source.lower(), module.rank, module.cols)
-        sizes[name, "b"] = _native.packed_bytes(module.source.lower(), module.rows, module.rank)
-    places, end = _places(sizes, 0)
-    return _AdapterLayout({name: (m, places[name, "a"], places[name, "b"]) for name, m in adapter.modules.items()}, end)
-
-
-def _places(sizes: dict[Any, int], start: int) -> tuple[dict[Any, int], int]:
-    """Consecutive aligned places from `start` on, and the end of the last."""
-    places = {}
-    for key, size in sizes.items():
-        places[key] = start
-        start = align(start + size)
-    return places, start
-
-
-def _vector(checkpoint: Checkpoint, part: WeightPart) -> NDArray[np.float32]:
-    info, data, factor = checkpoint.read(part.name)
-    data = data.reshape(1, -1) if len(info.shape) == 1 else data
-    values = dequantise(info.source, data, info.shape[-1], factor)
-    checkpoint.release(part.name)
-    return values.ravel() + np.float32(part.plus)
+        a = end
+        b = align(a + _native.packed_bytes(module.source.lower(), module.rank, module.cols))
+        end = align(b + _native.packed_bytes(module.source.lower(), module.rows, module.rank))
+        modules[name] = module, a, b
+    return _AdapterLayout(modules, end)

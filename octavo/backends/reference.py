@@ -406,6 +406,7 @@ class ReferenceBackend:
 
     name = "reference"
     fusions = FUSED  # by their expansions
+    num_threads = 1
 
     def __init__(self, reuse: bool = True) -> None:
         self._reuse = reuse
@@ -438,6 +439,9 @@ class ReferenceBackend:
 
     def adapter_bytes(self, adapter: Adapter) -> int:
         return sum(4 * m.rank * (m.rows + m.cols) for m in adapter.modules.values())
+
+    def packing(self, graph: Graph) -> None:
+        """Float32 is several times what it is made of."""
 
     def weight_bytes(self, graph: Graph) -> int:
         """Float32, a weight used twice once."""

@@ -17,14 +17,15 @@ import os
 import re
 import struct
 import threading
-import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import xxhash
 
 from octavo.cache.prefix import Key
+from octavo.disk import StoredFile, is_stale, private, remove_oldest
 
 MAGIC = b"OctavoKV"
 VERSION = 1
@@ -38,9 +39,6 @@ it is no defence against an owner of the directory, who could as well replace th
 _CHECKSUM_BYTES = 16
 _NAME = re.compile(r"[0-9a-f]{32}\.[0-9]{1,3}\.kv")
 _SPACE = re.compile(r"[0-9a-f]{32}")
-
-STALE_SECONDS = 3600
-"""A temporary file older than this was left by a process that is gone."""
 
 LOW_WATER = 0.9
 """Of the bound, what is left after removing: so that not every write has to look for the oldest file."""
@@ -66,6 +64,21 @@ class Counters(NamedTuple):
     read: int = 0
     refused: int = 0  # damaged or foreign, and removed
     removed: int = 0  # to keep the bound
+
+
+def stored_blocks(directory: Path) -> Iterator[StoredFile]:
+    """Of all models; what else the user keeps there is not looked at. Removes what processes that are gone have left
+    unfinished. Raises OSError."""
+    for folder in os.scandir(directory):
+        if not (_SPACE.fullmatch(folder.name) and folder.is_dir(follow_symlinks=False)):
+            continue
+        for entry in os.scandir(folder.path):
+            with suppress(FileNotFoundError):  # another process removed it
+                info = entry.stat(follow_symlinks=False)
+                if _NAME.fullmatch(entry.name):
+                    yield StoredFile(info.st_mtime_ns, info.st_size, entry.path)
+                elif _NAME.match(entry.name, 1) and is_stale(info):
+                    os.unlink(entry.path)
 
 
 class BlockStore:
@@ -116,7 +129,7 @@ class BlockStore:
         scratch = self._folder / f".{block.name}.{os.getpid()}.{threading.get_ident()}"
         num_bytes = len(header) + len(payload) + _CHECKSUM_BYTES
         try:
-            with open(scratch, "xb", buffering=0, opener=_private) as file:
+            with open(scratch, "xb", buffering=0, opener=private) as file:
                 if os.writev(file.fileno(), [header, payload, checksum.digest()]) != num_bytes:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             os.utime(scratch, ns=(used_ns, used_ns))
@@ -182,34 +195,17 @@ class BlockStore:
 
     def refresh(self) -> None:
         """Look at what is there, others' files too; remove the least recently used ones beyond the bound."""
-        files, names, total = [], set[str](), 0
         seen_ns = self._folder.stat().st_mtime_ns
-        for folder in self._folders():
-            for entry in os.scandir(folder):
-                try:
-                    info = entry.stat(follow_symlinks=False)
-                    if _NAME.fullmatch(entry.name):
-                        files.append((info.st_mtime_ns, info.st_size, entry.path))
-                        total += info.st_size
-                        if folder == self._folder:
-                            names.add(entry.name)
-                    elif _NAME.match(entry.name, 1) and info.st_mtime < time.time() - STALE_SECONDS:
-                        os.unlink(entry.path)
-                except FileNotFoundError:  # another process removed it
-                    continue
-        removed = 0
-        if total > self._max_bytes:
-            for _, size, path in sorted(files):
-                if total <= LOW_WATER * self._max_bytes:
-                    break
-                Path(path).unlink(missing_ok=True)
-                names.discard(os.path.basename(path))
-                total -= size
-                removed += 1
+        files = list(stored_blocks(self._root))
+        total = sum(file.num_bytes for file in files)
+        removed = remove_oldest(files, int(LOW_WATER * self._max_bytes)) if total > self._max_bytes else []
+        total -= sum(file.num_bytes for file in removed)
+        paths = (Path(file.path) for file in set(files) - set(removed))
+        names = {path.name for path in paths if path.parent == self._folder}
         with self._lock:
             self._names, self._num_bytes, self._unseen = names, total, 0
         self._seen_ns = seen_ns
-        self._count(removed=removed)
+        self._count(removed=len(removed))
 
     def refresh_if_changed(self) -> None:
         """Look again where another process may have added or removed blocks of this space."""
@@ -235,12 +231,6 @@ class BlockStore:
                 return num_tokens, seconds
         return None
 
-    def _folders(self) -> Iterator[Path]:
-        """This space's, and those of other models; what else the user keeps here is not looked at."""
-        for entry in os.scandir(self._root):
-            if _SPACE.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-                yield self._root / entry.name
-
     def _count(self, **more: int) -> None:
         with self._lock:
             self._counters = Counters(*(n + more.get(name, 0) for name, n in self._counters._asdict().items()))
@@ -249,7 +239,3 @@ class BlockStore:
         key, group, parent, token_ids = block
         fixed = (MAGIC, VERSION, group, self._space, key, parent, len(token_ids), seconds, num_bytes)
         return _HEADER.pack(*fixed) + struct.pack(f"<{len(token_ids)}I", *token_ids)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from octavo.bars import LoadingBar
 from octavo.cli.local import resolve
 from octavo.cli.options import with_config
 from octavo.config import ConfigError, ServerConfig
@@ -38,7 +39,8 @@ def batch(
     if not file.is_file():
         raise ConfigError(f"there is no file {file}")
     config, name = resolve(config)
-    client = EngineClient.launch(config)
+    bar = LoadingBar()
+    client = EngineClient.launch(config, on_loading=bar.show)
     from octavo.server.batch_file import read_lines, written_ids
     from octavo.server.routes import BATCHED
 
@@ -51,12 +53,12 @@ def batch(
         raise
     done = written_ids(target)
     left = [line for line in lines if line.custom_id not in done]
-    failed = asyncio.run(_run(config, client, name, left, target, len(lines)))
+    failed = asyncio.run(_run(config, client, bar, name, left, target, len(lines)))
     print(f"{len(lines) - failed} of {len(lines)} answered, {failed} refused: {target}", file=sys.stderr)
 
 
 async def _run(
-    config: ServerConfig, client: EngineClient, name: str, lines: list[Line], target: Path, total: int
+    config: ServerConfig, client: EngineClient, bar: LoadingBar, name: str, lines: list[Line], target: Path, total: int
 ) -> int:
     """Number of requests that were refused."""
     import msgspec
@@ -74,10 +76,11 @@ async def _run(
     try:
         service = Service(config, client, name)
         service.loaded(await asyncio.to_thread(load_tokenizer, Path(config.model)), None)
-        await client.ready()
+        with bar:
+            await client.ready()
         columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True)) as bar, open(target, "ab") as out:
-            task = bar.add_task(name, total=total, completed=total - len(lines))
+        with Progress(*columns, console=Console(stderr=True)) as answered, open(target, "ab") as out:
+            task = answered.add_task(name, total=total, completed=total - len(lines))
 
             async def run_one(url: str, body: bytes, call: Call) -> dict[str, Any]:
                 return await answer_whole(service, url, body, call)
@@ -88,7 +91,7 @@ async def _run(
                 failed += entry["response"]["status_code"] != 200
                 out.write(msgspec.json.encode(entry) + b"\n")
                 out.flush()
-                bar.advance(task)
+                answered.advance(task)
     finally:
         await client.close()
     return failed

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
+from octavo.bars import LoadingBar
 from octavo.cli.source import OnChunk, read_chunk, refusal
 from octavo.config import ConfigError, EngineConfig, ServerConfig
 from octavo.engine.client import EngineClient
@@ -49,7 +50,8 @@ class LocalModel:
         self._answers_as = config.adapters[0][0] if config.adapters else self.name
         options = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
         served = ServerConfig(**options, strict=True)  # a field that nobody knows is a mistake
-        self._client = EngineClient.launch(config)
+        bar = LoadingBar()
+        self._client = EngineClient.launch(config, on_loading=bar.show)
         self._runner = asyncio.Runner()
         try:
             from octavo.server.service import Service  # while the engine loads
@@ -57,7 +59,8 @@ class LocalModel:
 
             self._service = Service(served, self._client, self.name)
             self._service.loaded(load_tokenizer(Path(config.model)), None)
-            self._runner.run(self._client.ready())
+            with bar:
+                self._runner.run(self._client.ready())
         except BaseException:
             self.close()
             raise

@@ -11,6 +11,7 @@ import typer
 import octavo
 import octavo.cli.batch as batch
 import octavo.cli.bench as bench
+import octavo.cli.cache as cache
 import octavo.cli.chat as chat
 import octavo.cli.files as files
 import octavo.cli.generate as generate
@@ -32,6 +33,7 @@ app.command("show")(files.show)
 app.command("diff")(files.diff)
 app.command("pull")(files.pull)
 app.command("bench")(bench.bench)
+app.command("cache")(cache.cache)
 
 
 def _print_version(wanted: bool) -> None:

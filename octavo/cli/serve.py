@@ -6,6 +6,7 @@ import os
 import socket
 import time
 
+from octavo.bars import LoadingBar
 from octavo.cli.local import resolve
 from octavo.cli.options import with_config
 from octavo.config import ConfigError, ServerConfig
@@ -31,17 +32,21 @@ def serve(config: ServerConfig) -> None:
         raise ConfigError(f"lora names an adapter {name!r}, which is the name of the model itself")
     phases["locate"] = time.perf_counter() - started
     listener = _bind(config.host, config.port)
-    client = EngineClient.launch(config, QueueBounds(config.max_queued_requests, config.max_queued_tokens))
+    bar = LoadingBar()
+    bounds = QueueBounds(config.max_queued_requests, config.max_queued_tokens)
+    client = EngineClient.launch(config, bounds, bar.show)
     started = time.perf_counter()
     from octavo.server.run import run  # the engine loads meanwhile
 
     phases["imports"] = time.perf_counter() - started
 
     def on_ready(ready: Ready, tokenizer_seconds: float) -> None:
+        bar.close()
         phases["tokenizer"] = tokenizer_seconds
         _print_ready(config, listener, name, ready, phases)
 
-    reason = run(config, client, listener, name, on_ready)
+    with bar:
+        reason = run(config, client, listener, name, on_ready)
     if reason is not None:
         raise EngineDead(reason)
 

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
 import msgspec
@@ -25,6 +25,7 @@ from octavo.engine.messages import (
     Explain,
     Flush,
     LoadAdapter,
+    Loading,
     Progress,
     Ready,
     Reply,
@@ -75,6 +76,8 @@ class EngineClient:
     ) -> None:
         self.process = process
         self.stats = Stats()
+        self.loading: Loading | None = None  # how far it is, where that takes long; until it is ready
+        self._on_loading: Callable[[Loading], None] = lambda loading: None
         self._backlog = Backlog(process.config.max_num_seqs, bounds)
         self.bounds: Bounds | None = None
         self.adapters: dict[str, NamedAdapter] = {}  # by name; the engine knows them by their digests
@@ -92,9 +95,18 @@ class EngineClient:
         self._closed = False
 
     @classmethod
-    def launch(cls, config: EngineConfig, bounds: QueueBounds = UNBOUNDED) -> EngineClient:
-        """Start the engine process and return at once. `config.model` is a path on this machine."""
+    def launch(
+        cls,
+        config: EngineConfig,
+        bounds: QueueBounds = UNBOUNDED,
+        on_loading: Callable[[Loading], None] = lambda loading: None,
+    ) -> EngineClient:
+        """Start the engine process and return at once. `config.model` is a path on this machine.
+
+        on_loading: told how far it is, while `ready` waits for long.
+        """
         client = cls(EngineProcess(config), zmq.Context(), bounds)
+        client._on_loading = on_loading
         client.process.start()
         return client
 
@@ -217,7 +229,11 @@ class EngineClient:
                         self._leaving[progress.id] -= 1
                         if self._leaving[progress.id] == 0:
                             del self._leaving[progress.id]
+            elif isinstance(event, Loading):
+                self.loading = event
+                self._on_loading(event)
             elif isinstance(event, Ready):
+                self.loading = None
                 eos_ids = frozenset(event.eos_ids)
                 self.bounds = Bounds(event.vocab_size, event.max_model_len, eos_ids, event.abilities)
                 for name, path in self.process.config.adapters:

@@ -31,7 +31,7 @@ class Engine:
     """Not thread-safe, but for `wake`. `add` and `abort` may be called between steps."""
 
     def __init__(self, config: EngineConfig, report: Report | None = None, epoch: int = 1) -> None:
-        """Load the model. report(phase, done, total) is told how far. epoch: names this life in what is sent.
+        """Load the model. report is told how far it is, where that takes long. epoch: names this life in what is sent.
 
         Raises CheckpointError, GraphError or ConfigError with one line for the user.
         """
@@ -54,6 +54,8 @@ class Engine:
         if self._tier is not None:
             prefill_seconds = self._scheduler.cost.prefill_seconds
             self._tier.start(os.dup(self.wakeup), partial(prefill_seconds, chunk=self.loaded.limits.max_tokens))
+        if self.loaded.packed is not None:
+            self.loaded.packed.start()
 
     def close(self) -> None:
         """Keep on disk what is to be kept there, within seconds. The engine is of no use afterwards."""
@@ -61,9 +63,13 @@ class Engine:
             self._compiler.close()
         if self._tier is not None:
             self._tier.stop()
+        if self.loaded.packed is not None:
+            self.loaded.packed.stop()
 
     def __del__(self) -> None:
         if hasattr(self, "wakeup"):
+            if self.loaded.packed is not None:
+                self.loaded.packed.stop()
             if self._tier is not None:
                 self._tier.stop(0.0)
             if self._compiler is not None:

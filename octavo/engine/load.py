@@ -24,7 +24,8 @@ from octavo.config import ConfigError, EngineConfig
 from octavo.engine.adapters import AdapterReader, Adapters, Packed
 from octavo.engine.admission import Bounds
 from octavo.engine.memory import KvNeeds, KvSize, check_weights, format_bytes, free_memory, size_kv
-from octavo.engine.messages import Abilities, Ready
+from octavo.engine.messages import Abilities, Loading, Ready
+from octavo.engine.packed import PackedCache, packed_cache
 from octavo.engine.space import kv_space
 from octavo.graph.adapt import adapt, targets
 from octavo.graph.ir import Graph, Kind
@@ -35,15 +36,18 @@ from octavo.sched.admission import Fetch
 from octavo.sched.batch import BatchBuilder
 from octavo.sched.scheduler import Scheduler
 from octavo.weights.checkpoint import open_checkpoint
-from octavo.weights.digest import weight_files
+from octavo.weights.digest import WeightsDigest
 from octavo.weights.sentence_transformers import read_pooling
 from octavo.weights.spec import Checkpoint
 
 MIN_LOGIT_ROWS = 64
 """Logit rows of a step, at least: how many prompt positions are scored at once. 64 rows of 128k float32: 34 MB."""
 
-Report = Callable[[str, int, int], None]
-"""(phase, done, total)"""
+QUIET_SECONDS = 0.5
+REPORT_SECONDS = 0.1
+"""A phase of the start that takes longer than the first is reported, as often as the second says."""
+
+Report = Callable[[Loading], None]
 
 
 @dataclass
@@ -54,6 +58,7 @@ class Loaded:
     graph: Graph
     backend: Backend
     weights: Any
+    packed: PackedCache | None
     state: Any
     kv: KvSize
     limits: Limits
@@ -77,7 +82,7 @@ class Loaded:
             num_kv_blocks=min(self.kv.num_blocks),
             kv_bytes=self.kv.total_bytes,
             phases={"python": python_seconds, **self.phases},
-            threads=getattr(self.backend, "num_threads", 1),
+            threads=self.backend.num_threads,
             isa=getattr(self.backend, "isa", self.backend.name),
             eos_ids=sorted(self.bounds.eos_ids),
             abilities=self.bounds.abilities,
@@ -96,8 +101,6 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
     @contextmanager
     def phase(name: str) -> Iterator[None]:
         started = time.perf_counter()
-        if report:
-            report(name, 0, 0)
         yield
         phases[name] = time.perf_counter() - started
 
@@ -105,7 +108,7 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         backend = _backend(config)
     with phase("open"):
         checkpoint = open_checkpoint(Path(config.model))
-        files = weight_files(checkpoint) if config.disk_cache is not None else []  # those that are packed below
+        digest = WeightsDigest(checkpoint)  # of the files that are packed below
     with phase("graph"):
         graph = build_graph(checkpoint, config.activations, config.kv_dtype, config.max_model_len)
         notices, max_model_len = _max_model_len(config, checkpoint, graph)
@@ -114,9 +117,15 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         max_tokens = max(config.max_num_batched_tokens, 0 if graph.causal else max_model_len)
         max_rows = max(config.max_num_seqs, min(MIN_LOGIT_ROWS, max_tokens) if graph.causal else max_tokens)
         notices += checkpoint.notices
-    with phase("pack"):
+    with phase("weights"):
         check_weights(backend.weight_bytes(graph), free_memory())
-        weights = backend.pack(graph, checkpoint, (lambda done, total: report("pack", done, total)) if report else None)
+        kept = packed_cache(config, backend.packing(graph), digest, notices, _tell)
+        weights = kept.read(backend.num_threads, _slow("reading the weights", report)) if kept else None
+    if weights is None:
+        with phase("pack"):
+            weights = backend.pack(graph, checkpoint, _slow("packing the weights", report))
+            if kept:
+                kept.keep(weights.image)
     reader = (
         AdapterReader(backend, _targets(graph, checkpoint), config.max_lora_rank, free_memory)
         if config.num_adapters
@@ -161,7 +170,7 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
     if config.disk_cache is not None:
         if not graph.causal:
             raise ConfigError("disk_cache keeps what texts begin with, and an encoder can reuse nothing of it")
-        tier = _disk_tier(config, cache, state, lambda: kv_space(graph, backend.fingerprint(), files))
+        tier = _disk_tier(config, cache, state, lambda: kv_space(graph, backend.fingerprint(), digest.take()))
         notices.append(f"disk cache in {config.disk_cache}, at most {format_bytes(config.disk_cache_size)}")
     scheduler = Scheduler(
         cache, limits, _fetch(tier) if tier else None, target_itl=config.target_itl, whole=not graph.causal
@@ -172,6 +181,7 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         graph=graph,
         backend=backend,
         weights=weights,
+        packed=kept,
         state=state,
         kv=kv,
         limits=limits,
@@ -219,6 +229,25 @@ def _backend(config: EngineConfig) -> Backend:
         raise ConfigError(str(error)) from error
 
 
+def _slow(what: str, report: Report | None) -> Callable[[int, int], None] | None:
+    """For the progress of what begins now."""
+    if report is None:
+        return None
+    due = time.monotonic() + QUIET_SECONDS
+
+    def progress(done: int, total: int) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + REPORT_SECONDS
+            report(Loading(what, done, total))
+
+    return progress
+
+
+def _tell(line: str) -> None:
+    print(f"octavo: {line}", file=sys.stderr, flush=True)
+
+
 def _disk_tier(config: EngineConfig, cache: KvCache, state: Any, space: Callable[[], bytes]) -> DiskTier:
     """Not started. space: may take long."""
     assert config.disk_cache is not None
@@ -235,7 +264,7 @@ def _disk_tier(config: EngineConfig, cache: KvCache, state: Any, space: Callable
         cache,
         state,
         lambda: BlockStore(directory, space(), config.disk_cache_size),
-        notify=lambda line: print(f"octavo: {line}", file=sys.stderr, flush=True),
+        notify=_tell,
     )
 
 

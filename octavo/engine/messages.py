@@ -175,8 +175,16 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
+class Loading(msgspec.Struct, tag="loading", frozen=True):
+    """How far a phase of the start is that takes long, before Ready."""
+
+    what: str  # is being done, as in "packing the weights"
+    done: int  # bytes
+    total: int
+
+
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """First message of an engine process."""
+    """The model is loaded."""
 
     epoch: int
     vocab_size: int
@@ -208,4 +216,4 @@ class Failed(msgspec.Struct, tag="failed", frozen=True):
     message: str
 
 
-Event = StepOutput | Ready | Reply | Failed
+Event = Loading | Ready | StepOutput | Reply | Failed

@@ -136,7 +136,7 @@ def main() -> int:
     python_seconds = time.time() - launch.launched
     channel = Channel(launch)
     try:
-        engine = Engine(launch.config, epoch=launch.epoch)
+        engine = Engine(launch.config, channel.send, launch.epoch)
         gc.freeze()  # what is loaded stays: never walk over it again
         channel.send(engine.loaded.ready(launch.epoch, python_seconds))
         serve(engine, channel, launch)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 from octavo.backends.base import BLOCK_SIZE
 from octavo.graph.ir import Graph
-from octavo.weights.digest import FileIdentity, weights_digest
-
-DIGESTS = Path("~/.cache/octavo/digests.json")
-"""Where the digests of weight files are remembered."""
 
 
-def kv_space(graph: Graph, fingerprint: str, weights: Sequence[FileIdentity]) -> bytes:
-    """16 bytes. Reads the weight files where their digest is not known: minutes for the largest. Raises OSError.
+def kv_space(graph: Graph, fingerprint: str, weights: bytes) -> bytes:
+    """16 bytes. weights: the digest of their files (`weights.digest`).
 
     The graph says shape, KV groups and their type, rope, activation mode and weight formats; the backend's fingerprint
     how they are computed here.
     """
     digest = hashlib.blake2b(digest_size=16, person=b"octavo-kv-space")
-    digest.update(weights_digest(weights, DIGESTS.expanduser()))
+    digest.update(weights)
     for line in (fingerprint, str(BLOCK_SIZE), *_lines(graph)):
         digest.update(line.encode() + b"\n")
     return digest.digest()

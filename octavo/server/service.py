@@ -98,7 +98,9 @@ class Service:
         if self.draining:
             return "the server is shutting down"
         if self.client.bounds is None or self.tokenizer is None:
-            return "the model is still loading"
+            loading = self.client.loading
+            far = f": {loading.what}, {loading.done / loading.total:.0%}" if loading else ""
+            return f"the model is still loading{far}"
         return None if self.client.alive else "the engine has ended"
 
     def generation(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from octavo.disk import cache_home
 from octavo.weights.spec import Checkpoint
 
 CHUNK = 2**22
@@ -34,6 +36,32 @@ class FileChanged(OSError):
     """A file is not the one that was loaded."""
 
 
+class WeightsDigest:
+    """Of the files that decide the values of a checkpoint's tensors, as they are when this is made. Thread-safe."""
+
+    def __init__(self, checkpoint: Checkpoint, memory: Path | None = None) -> None:
+        """memory: as of `weights_digest`. Default: one for all models of this user."""
+        self._files = weight_files(checkpoint)
+        self._memory = memory or cache_home() / "digests.json"
+        self._lock = threading.Lock()
+        self._digest: bytes | None = None
+
+    def known(self) -> bytes | None:
+        """What is remembered; None where a file would have to be read."""
+        if self._digest is None:
+            known = _read(self._memory)
+            if all(_key(file) in known for file in self._files):
+                self._digest = _joined([known[_key(file)] for file in self._files])
+        return self._digest
+
+    def take(self) -> bytes:
+        """As `weights_digest`: minutes for the largest models, once."""
+        with self._lock:  # whoever else wants it waits instead of reading the files, too
+            if self._digest is None:
+                self._digest = weights_digest(self._files, self._memory)
+            return self._digest
+
+
 def weight_files(checkpoint: Checkpoint) -> list[FileIdentity]:
     """The files that decide the values of tensors, as they are now."""
     return [FileIdentity.of(Path(file)) for file in checkpoint.files()]
@@ -50,6 +78,10 @@ def weights_digest(files: Sequence[FileIdentity], memory: Path) -> bytes:
     new = {_key(file): digest for file, digest in zip(files, digests, strict=True) if _key(file) not in known}
     if new:
         _write(memory, {**_read(memory), **new})
+    return _joined(digests)
+
+
+def _joined(digests: Sequence[str]) -> bytes:
     return hashlib.sha256("".join(digests).encode()).digest()
 
 

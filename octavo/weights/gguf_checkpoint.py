@@ -75,7 +75,8 @@ class GgufCheckpoint:
         tensor.file.release(tensor.start, tensor.stop)
 
     def files(self) -> list[str]:
-        return sorted({str(tensor.file.path) for tensor in self._gguf.tensors.values()})
+        tensors = {str(tensor.file.path) for tensor in self._gguf.tensors.values()}
+        return sorted(tensors | {str(self._gguf.file.path)})  # whose metadata says how rows are ordered
 
     def _bytes(self, gguf_name: str) -> U8:
         tensor = self._gguf.tensors[gguf_name]

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from octavo.disk import cache_home
 from octavo.weights.hf_config import read_json
 from octavo.weights.spec import CheckpointError
 
@@ -99,7 +100,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def demo_cache() -> Path:
-    return Path.home() / ".cache" / "octavo" / "demo"
+    return cache_home() / "demo"
 
 
 def _locate_demo(progress: Progress) -> Path:

@@ -1,0 +1,132 @@
+"""The packed weights of a graph in memory: which bytes belong to whom, how they are made, and what they depend on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo import _native, weights
+from octavo.graph.ir import Graph, WeightPart
+from octavo.graph.plan import align
+from octavo.weights.formats import column_factors, dequantise, panel_bytes, to_native
+from octavo.weights.spec import Checkpoint, CheckpointError
+
+VALUES_AT_ONCE = 2**21
+"""Of a matrix that is packed: decoding takes up to 30 bytes a value, 63 MB for so many."""
+
+
+@dataclass(frozen=True)
+class CpuWeights:
+    """Every weight packed once. A tensor used twice (tied embeddings) has one place."""
+
+    memory: _native.Memory
+    parts: dict[WeightPart, int]  # byte offset of a packed matrix
+    vectors: dict[str, int]  # byte offset of a float32 vector, by the name of its value
+
+    @property
+    def num_bytes(self) -> int:
+        return self.memory.num_bytes
+
+    @property
+    def image(self) -> NDArray[np.uint8]:
+        """All bytes. Nothing changes them once they are packed."""
+        return self.memory.view(0, self.memory.num_bytes)
+
+
+class WeightLayout:
+    """Matrices in the order of their first use, then vectors, in aligned places; between them zeros."""
+
+    def __init__(self, graph: Graph) -> None:
+        matrices = [value for value in graph.weights() if not value.vector]
+        self._vectors = [value for value in graph.weights() if value.vector]
+        self.cols = {part: value.cols for value in matrices for part in value.parts}  # input features
+        end = 0
+        self.parts: dict[WeightPart, int] = {}  # byte offsets, as in CpuWeights
+        for part, cols in self.cols.items():
+            self.parts[part], end = end, align(end + _native.packed_bytes(part.format, part.rows, cols))
+        self.vectors: dict[str, int] = {}
+        for value in self._vectors:
+            self.vectors[value.name], end = end, align(end + 4 * value.cols)
+        self.num_bytes = end
+
+    def pack(
+        self, pool: _native.Pool, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None
+    ) -> CpuWeights:
+        """As `Backend.pack`."""
+        packed = self._empty()
+        for part in self.cols:
+            for done in self._pack_matrix(pool, checkpoint, packed.memory, part):
+                if progress:
+                    progress(done, self.num_bytes)
+            checkpoint.release(part.name)  # its pages, before others are read
+        for value in self._vectors:
+            vector = packed.memory.view(self.vectors[value.name], 4 * value.cols).view(np.float32)
+            np.concatenate([_vector(checkpoint, part) for part in value.parts], out=vector)
+        if progress:
+            progress(self.num_bytes, self.num_bytes)
+        return packed
+
+    def restored(self, fill: Callable[[NDArray[np.uint8]], bool]) -> CpuWeights | None:
+        """Weights whose bytes `fill` writes, zeros before. None where it cannot."""
+        packed = self._empty()
+        return packed if fill(packed.image) else None
+
+    def digest(self) -> bytes:
+        """Of all that `pack` makes its bytes of beside the files of the checkpoint: equal digests, equal bytes."""
+        digest = hashlib.blake2b(_packer(), digest_size=16, person=b"octavo-packing")
+        for line in self._lines():
+            digest.update(line.encode() + b"\n")
+        return digest.digest()
+
+    def _lines(self) -> Iterator[str]:
+        for part, cols in self.cols.items():
+            yield f"{part} {cols} {self.parts[part]}"
+        for value in self._vectors:
+            yield f"{value.parts} {value.cols} {self.vectors[value.name]}"
+        yield str(self.num_bytes)
+
+    def _empty(self) -> CpuWeights:
+        return CpuWeights(_native.Memory(self.num_bytes, huge_pages=True), self.parts, self.vectors)
+
+    def _pack_matrix(
+        self, pool: _native.Pool, checkpoint: Checkpoint, memory: _native.Memory, part: WeightPart
+    ) -> Iterator[int]:
+        """Yields where in the memory it is."""
+        cols, start = self.cols[part], self.parts[part]
+        step = max(32, VALUES_AT_ONCE // cols // 32 * 32)  # whole panels
+        for row in range(0, part.rows, step):
+            info, data, factor = checkpoint.read(part.name, row, row + step)
+            if info.shape[0] != part.rows:
+                raise CheckpointError(f"{info.file}: {part.name} has {info.shape[0]} rows, expected {part.rows}")
+            rows = to_native(part.format, info.source, data, cols, factor)
+            place = start + panel_bytes(part.format, row, cols)
+            _native.pack(pool, memory, place, part.format, np.ascontiguousarray(rows), cols)
+            factors = column_factors(part.format, info.source, len(rows), factor)
+            beside = start + panel_bytes(part.format, part.rows, cols) + 4 * row
+            memory.view(beside, factors.nbytes).view(np.float32)[:] = factors
+            del data, rows  # before the next are made
+            yield place
+
+
+@cache
+def _packer() -> bytes:
+    """Of the code between a checkpoint's files and packed bytes, so that no change of it is forgotten."""
+    files = [Path(_native.__file__), Path(__file__), *sorted(Path(weights.__path__[0]).rglob("*.py"))]
+    digest = hashlib.blake2b(digest_size=16)
+    for file in files:
+        digest.update(hashlib.blake2b(file.read_bytes()).digest())
+    return digest.digest()
+
+
+def _vector(checkpoint: Checkpoint, part: WeightPart) -> NDArray[np.float32]:
+    info, data, factor = checkpoint.read(part.name)
+    data = data.reshape(1, -1) if len(info.shape) == 1 else data
+    values = dequantise(info.source, data, info.shape[-1], factor)
+    checkpoint.release(part.name)
+    return values.ravel() + np.float32(part.plus)

@@ -1,0 +1,50 @@
+"""Directories of caches: where they are, who may read them, and how they keep within a bound."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+STALE_SECONDS = 3600
+"""A temporary file older than this was left by a process that is gone."""
+
+
+class StoredFile(NamedTuple):
+    used_ns: int  # the time of modification, which every use sets
+    num_bytes: int
+    path: str
+
+
+def cache_home() -> Path:
+    """The user's directory for what can be made again: `octavo` in $XDG_CACHE_HOME, which is ~/.cache where it is not set
+    (XDG Base Directory Specification)."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "octavo"
+
+
+def private(path: str, flags: int) -> int:
+    """An opener: what is made is for its owner alone."""
+    return os.open(path, flags, 0o600)
+
+
+def is_stale(info: os.stat_result) -> bool:
+    """Of a temporary file."""
+    return info.st_mtime < time.time() - STALE_SECONDS
+
+
+def remove_oldest(files: Sequence[StoredFile], most_bytes: int) -> list[StoredFile]:
+    """Remove the least recently used until the others have `most_bytes` at most. Returns what was removed.
+
+    A file that another process removed is counted as removed. Raises OSError where a file cannot be removed.
+    """
+    total, removed = sum(file.num_bytes for file in files), []
+    for file in sorted(files):
+        if total <= most_bytes:
+            break
+        Path(file.path).unlink(missing_ok=True)
+        total -= file.num_bytes
+        removed.append(file)
+    return removed

@@ -1,0 +1,124 @@
+"""ImageStore: packed weights in files, one for each model, which later starts read instead of packing again.
+
+A file is named by what its bytes are made of, so whoever wrote it::
+
+    DIR/<weights>.<packing>.weights     as in `image_file.ImageId`
+
+It is written beside its place and renamed, and every byte is checked when it is read: what does not fit is refused and
+removed. The last of it is not forced to the disk: what a power failure leaves half-written is found by its checksums.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.disk import StoredFile, is_stale, private, remove_oldest
+from octavo.weights.image_file import ImageId, Progress, Stopped, file_bytes, model_of, read_image, write_image
+
+KEPT_FREE = 0.05
+"""Of the disk, what is left to others."""
+
+OUTDATED_SECONDS = 86400
+"""An image is removed when another of the same weights is written and it was not used for so long: it was packed by an
+older version, or otherwise."""
+
+_NAME = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}\.weights")
+
+
+class Image(NamedTuple):
+    """A file of the store."""
+
+    model: str  # as it was called when it was packed
+    file: StoredFile
+
+
+class NoRoom(OSError):
+    """An image does not fit into the bound of its store, or on the disk."""
+
+
+class ImageStore:
+    """Any number of processes may share a directory. It is made by the first `write`, readable by its owner only."""
+
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self.directory = directory
+        self._max_bytes = max_bytes
+
+    def __contains__(self, image: ImageId) -> bool:
+        return (self.directory / image.name).is_file()
+
+    def read(self, image: ImageId, out: NDArray[np.uint8], num_threads: int, progress: Progress | None = None) -> bool:
+        """Fill `out`, which has the image's size. False where there is none, or none that can be used; `out` then holds
+        anything."""
+        path = self.directory / image.name
+        try:
+            with path.open("rb", buffering=0) as file:
+                whole = read_image(file.fileno(), image, out, num_threads, progress)
+        except OSError:
+            return False
+        with suppress(OSError):  # of a directory that cannot be written to
+            if whole:
+                os.utime(path)
+            else:
+                path.unlink(missing_ok=True)
+        return whole
+
+    def write(self, image: ImageId, model: str, data: NDArray[np.uint8], stopped: Callable[[], bool]) -> None:
+        """Store an image, unless it is there. The least recently used ones make room. When `stopped`, nothing is stored.
+
+        Raises OSError where the directory cannot be used, NoRoom where there is no room on the disk.
+        """
+        num_bytes = file_bytes(model, len(data))
+        if image in self or not self.has_room(model, len(data)):
+            return
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        outdated = time.time_ns() - OUTDATED_SECONDS * 10**9
+        others = [each.file for each in stored_images(self.directory)]
+        remove_oldest([f for f in others if _is_of(f, image.weights) and f.used_ns < outdated], 0)
+        remove_oldest(others, self._max_bytes - num_bytes)
+        disk = shutil.disk_usage(self.directory)
+        if disk.free - num_bytes < KEPT_FREE * disk.total:
+            raise NoRoom(f"{self.directory}: {num_bytes} bytes would leave too little of {disk.free} that are free")
+        scratch = self.directory / f".{image.name}.{os.getpid()}.{threading.get_ident()}"
+        try:
+            with open(scratch, "xb", buffering=0, opener=private) as file:
+                write_image(file.fileno(), image, model, data, stopped)
+            os.replace(scratch, self.directory / image.name)
+        except Stopped:
+            scratch.unlink(missing_ok=True)
+        except OSError:
+            scratch.unlink(missing_ok=True)
+            raise
+
+    def has_room(self, model: str, num_bytes: int) -> bool:
+        """Whether the bound of the store allows an image of this size."""
+        return file_bytes(model, num_bytes) <= self._max_bytes
+
+
+def stored_images(directory: Path) -> list[Image]:
+    """What is there, the last used first; what else the user keeps there is not looked at. Removes what processes that
+    are gone have left unfinished. Raises OSError."""
+    found = []
+    for entry in os.scandir(directory) if directory.is_dir() else ():
+        with suppress(FileNotFoundError):  # another process removed it
+            info = entry.stat(follow_symlinks=False)
+            if _NAME.fullmatch(entry.name):
+                file = StoredFile(info.st_mtime_ns, info.st_size, entry.path)
+                found.append(Image(model_of(Path(entry.path)), file))
+            elif _NAME.match(entry.name, 1) and is_stale(info):
+                os.unlink(entry.path)
+    return sorted(found, key=lambda image: image.file, reverse=True)
+
+
+def _is_of(file: StoredFile, weights: bytes) -> bool:
+    return os.path.basename(file.path).startswith(weights.hex())

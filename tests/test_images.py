@@ -1,0 +1,165 @@
+"""The store of packed weights by itself: what is written comes back, and nothing else ever does."""
+
+from __future__ import annotations
+
+import os
+import resource
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from octavo.weights import image_file, images
+from octavo.weights.image_file import ImageId
+from octavo.weights.images import ImageStore, NoRoom, stored_images
+
+ONE, TWO = ImageId(bytes(range(16)), bytes(16)), ImageId(bytes(16), bytes(range(16)))
+SIZE = 1500
+
+
+def image(seed: int = 0, size: int = SIZE) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+def write(store: ImageStore, id: ImageId = ONE, data: NDArray[np.uint8] | None = None, model: str = "a model") -> None:
+    store.write(id, model, image() if data is None else data, lambda: False)
+
+
+def read(store: ImageStore, id: ImageId = ONE, size: int = SIZE, num_threads: int = 1) -> NDArray[np.uint8] | None:
+    out = np.zeros(size, np.uint8)
+    return out if store.read(id, out, num_threads) else None
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three chunks in an image, few zeros in a header."""
+    monkeypatch.setattr(image_file, "CHUNK", 512)
+    monkeypatch.setattr(image_file, "_ALIGN", 64)
+    monkeypatch.setattr(image_file, "SYNC", 2)
+
+
+@pytest.mark.parametrize("size", [1, 511, 512, 513, 1024, 10_000])
+def test_images_come_back(tmp_path: Path, small: None, size: int) -> None:
+    data = image(size, size)
+    write(ImageStore(tmp_path / "made", 10**6), data=data, model="Modell " + "ä" * 2000)
+    store = ImageStore(tmp_path / "made", 10**6)
+    told: list[tuple[int, int]] = []
+    for num_threads in (1, 2, 5):
+        found = read(store, size=size, num_threads=num_threads)
+        assert found is not None
+        np.testing.assert_array_equal(found, data)
+    assert store.read(ONE, np.empty(size, np.uint8), 1, lambda done, total: told.append((done, total)))
+    assert told[-1] == (size, size) and told == sorted(told)
+    assert ONE in store and TWO not in store and read(store, TWO) is None
+    (listed,) = stored_images(tmp_path / "made")
+    assert listed.model.startswith("Modell ää") and listed.file.num_bytes == Path(listed.file.path).stat().st_size
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "made", *(tmp_path / "made").iterdir()))
+
+
+def test_every_byte_counts(tmp_path: Path, small: None) -> None:
+    """Each byte of the file in turn, one bit of it; and every length but the right one."""
+    store = ImageStore(tmp_path, 10**6)
+    write(store)
+    (path,) = tmp_path.iterdir()
+    good = path.read_bytes()
+    for i in range(len(good)):
+        path.write_bytes(good[:i] + bytes([good[i] ^ 1 << i % 8]) + good[i + 1 :])
+        assert read(store, num_threads=1 + i % 2) is None and not path.exists(), i
+    for bad in (b"", good[:1], good[:60], good[:-1], good + b"\0", good * 2, b"\0" * len(good)):
+        path.write_bytes(bad)
+        assert read(store) is None and not path.exists()
+    path.write_bytes(good)
+    assert (read(store) == image()).all()
+
+
+def test_a_file_in_anothers_place_is_refused(tmp_path: Path, small: None) -> None:
+    store = ImageStore(tmp_path, 10**6)
+    write(store, ONE)
+    write(store, TWO, image(1))
+    (tmp_path / ONE.name).replace(tmp_path / TWO.name)
+    assert read(store, TWO) is None and not list(tmp_path.iterdir())
+    write(store)
+    assert read(store, size=SIZE + 1) is None and ONE not in store
+    write(store)
+    path = tmp_path / ONE.name
+    good = path.read_bytes()
+    path.write_bytes(good[:8] + struct.pack("<I", image_file.VERSION + 1) + good[12:])
+    assert read(store) is None
+
+
+def test_the_least_recently_used_goes(tmp_path: Path, small: None) -> None:
+    ids = [ImageId(bytes([i] * 16), bytes(16)) for i in range(5)]
+    size = image_file.file_bytes("a model", SIZE)
+    store = ImageStore(tmp_path, 3 * size)
+    for i, each in enumerate(ids[:3]):
+        write(store, each)
+        os.utime(tmp_path / each.name, ns=(10**18 + i, 10**18 + i))
+    assert read(store, ids[0]) is not None  # a use
+    write(store, ids[3])
+    assert [each in store for each in ids] == [True, False, True, True, False]
+    write(store, ids[4], image(0, 3 * SIZE + 1000))
+    assert [each in store for each in ids] == [True, False, True, True, False], "more than the bound is not kept"
+    assert not store.has_room("a model", 3 * SIZE + 1000) and store.has_room("a model", SIZE)
+    assert stored_images(tmp_path / "missing") == []
+
+
+def test_what_an_older_version_packed_goes_first(tmp_path: Path, small: None) -> None:
+    """When it was not used for a day, and only of the same weights."""
+    old, other = ONE._replace(packing=bytes([7] * 16)), ImageId(bytes([9] * 16), ONE.packing)
+    store = ImageStore(tmp_path, 10**6)
+    for each in (old, other):
+        write(store, each)
+        os.utime(tmp_path / each.name, ns=(10**18, 10**18))
+    write(store, recent := ONE._replace(packing=bytes([8] * 16)))
+    write(store)
+    assert [each in store for each in (old, other, recent, ONE)] == [False, True, True, True]
+
+
+def test_foreign_files_are_left_alone(tmp_path: Path, small: None) -> None:
+    store = ImageStore(tmp_path, image_file.file_bytes("", SIZE))
+    foreign = ("notes.txt", f"{ONE.name}.bak", ONE.name.upper(), ".hidden")
+    for name in foreign:
+        (tmp_path / name).write_text("mine")
+    left = [tmp_path / f".{ONE.name}.{pid}.1" for pid in (1, 2)]  # by writers, of which one is gone
+    for path in left:
+        path.write_bytes(b"half")
+    os.utime(left[0], (0, 0))
+    write(store, TWO, model="")
+    assert {path.name for path in tmp_path.iterdir()} == {*foreign, left[1].name, TWO.name}
+    assert [Path(image.file.path).name for image in stored_images(tmp_path)] == [TWO.name]
+
+
+def test_stopped_in_the_middle_leaves_nothing(tmp_path: Path, small: None) -> None:
+    told: list[int] = []
+    ImageStore(tmp_path, 10**6).write(ONE, "", image(), lambda: bool(told.append(1)) or len(told) == 3)
+    assert len(told) == 3 and not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ImageStore(tmp_path, 10**6)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (900, hard))  # the disk takes a part of what is written
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write(store)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(images, "KEPT_FREE", 1.0)
+    with pytest.raises(NoRoom, match="would leave too little"):
+        write(store)
+    assert not list(tmp_path.iterdir())
+
+
+def test_directories_that_cannot_be_used(tmp_path: Path, small: None) -> None:
+    (tmp_path / "file").write_text("")
+    for directory in (tmp_path / "file", tmp_path / "file" / "below"):
+        store = ImageStore(directory, 10**6)
+        assert ONE not in store and read(store) is None
+        with pytest.raises(OSError, match=r"Not a directory|File exists"):
+            write(store)
+    store = ImageStore(tmp_path / "folder", 10**6)
+    (tmp_path / "folder" / ONE.name).mkdir(parents=True)
+    assert read(store) is None
