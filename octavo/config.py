@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 Backend = Literal["cpu", "reference"]
 Activations = Literal["auto", "bf16", "f32"]
 KvDtype = Literal["auto", "int8"]
+Quantize = Literal["none", "int8", "int4"]
 Isa = Literal["auto", "generic", "avx2", "avx512"]
 RequestLog = Literal["off", "counts", "text"]
 MetricNames = Literal["octavo", "vllm", "both"]
@@ -46,6 +47,11 @@ class EngineConfig:
     num_threads: int = option(0, "Worker threads. 0: affinity, cgroup quota and physical cores decide.")
     activations: Activations = option(
         "auto", "How inputs of matrix products are rounded. auto: as the weight format asks. bf16, f32: strict modes."
+    )
+    quantize: Quantize = option(
+        "none",
+        "Round the weights of an F32, F16 or BF16 model at load. int8, int4: the layers' matrices in groups of 32, "
+        "embeddings and head to int8.",
     )
     kv_dtype: KvDtype = option(
         "auto",
@@ -104,6 +110,7 @@ class EngineConfig:
         for name, choices in (
             ("backend", Backend),
             ("activations", Activations),
+            ("quantize", Quantize),
             ("kv_dtype", KvDtype),
             ("isa", Isa),
         ):

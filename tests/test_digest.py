@@ -56,12 +56,12 @@ def test_a_file_that_was_replaced_is_not_the_one_loaded(tmp_path: Path) -> None:
 
 def test_what_is_known_is_not_read(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = open_checkpoint(data / "gguf" / "tiny-llama-q4_1.gguf")
-    first = WeightsDigest(checkpoint, tmp_path / "digests.json")
+    first = WeightsDigest(checkpoint, memory=tmp_path / "digests.json")
     assert first.known() is None
     taken = first.take()
     assert first.known() == taken
     monkeypatch.setattr(digest, "_digest", lambda file: pytest.fail("read again"))
-    again = WeightsDigest(checkpoint, tmp_path / "digests.json")
+    again = WeightsDigest(checkpoint, memory=tmp_path / "digests.json")
     assert again.known() == again.take() == taken
 
 
@@ -72,7 +72,7 @@ def test_nothing_to_remember_in(tmp_path: Path) -> None:
 
 def test_whatever_changes_the_blocks_changes_the_space(data: Path, tmp_path: Path) -> None:
     def taken(checkpoint: Checkpoint) -> bytes:
-        return WeightsDigest(checkpoint, tmp_path / "digests.json").take()
+        return WeightsDigest(checkpoint, memory=tmp_path / "digests.json").take()
 
     checkpoint = open_checkpoint(data / "gguf" / "tiny-llama-q4_1.gguf")
     files = taken(checkpoint)

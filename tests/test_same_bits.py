@@ -185,10 +185,10 @@ class Answers:
             self.num_cached[p.id, p.choice] = p.num_cached
 
 
-def alone(path: Path, pool: list[Add], kv_dtype: str) -> Answers:
+def alone(path: Path, pool: list[Add], types: dict[str, str]) -> Answers:
     answers = Answers()
     for add in pool:
-        engine = Engine(config(path, kv_dtype=kv_dtype))
+        engine = Engine(config(path, **types))
         engine.add(add)
         while (output := engine.step()) is not None:
             answers.take(output.progress)
@@ -198,7 +198,7 @@ def alone(path: Path, pool: list[Add], kv_dtype: str) -> Answers:
 
 
 def random_engine(
-    path: Path, rng: random.Random, block_bytes: int, case: int, disk: Path, kv_dtype: str
+    path: Path, rng: random.Random, block_bytes: int, case: int, disk: Path, types: dict[str, str]
 ) -> EngineConfig:
     """What must be reached is dealt out by the number of the case; the rest is drawn."""
     crowded = case % 2 == 0
@@ -210,7 +210,7 @@ def random_engine(
         num_threads=1 + case // 2 % 2,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=max(num_seqs, rng.choice(chunks)),
-        kv_dtype=kv_dtype,
+        **types,
         kv_cache_memory=num_blocks * block_bytes,
         target_itl=3600.0 if crowded else None,  # so that all prompts begin at once, however slow the machine
         prefix_caching=(prefix_caching := rng.random() < 0.85),
@@ -224,14 +224,15 @@ def random_engine(
 
 
 def schedule(
-    path: Path, pool: list[Add], rng: random.Random, block_bytes: int, case: int, seen: Seen, disk: Path, kv_dtype: str
-) -> Iterator[tuple[Add, int, Answer]]:
+    path: Path, pool: list[Add], rng: random.Random, block_bytes: int, case: int, seen: Seen, disk: Path,
+    types: dict[str, str],
+) -> Iterator[tuple[Add, int, Answer]]:  # fmt: skip
     """Runs a random selection in a random order of arrival; (request, choice, answer) of those not aborted.
 
     Every other case is crowded: the smallest cache, and all requests at once.
     """
     crowded = case % 2 == 0
-    options = random_engine(path, rng, block_bytes, case, disk, kv_dtype)
+    options = random_engine(path, rng, block_bytes, case, disk, types)
     adds = rng.sample(pool, len(pool) if crowded else rng.randint(len(pool) // 2, len(pool)))
     adds += [msgspec.structs.replace(a, id=f"{a.id}-again") for a in rng.sample(adds, len(adds) // 3)]
     engine = Engine(options)
@@ -288,17 +289,16 @@ def count_forks(engine: Engine, seen: Seen) -> None:
     engine.loaded.cache.fork = counted  # type: ignore[method-assign]
 
 
-def check_model(path: Path, num_requests: int, num_schedules: int, seed: int, kv_dtype: str = "auto") -> Seen:
-    loaded = Engine(config(path, kv_dtype=kv_dtype)).loaded
+def check_model(path: Path, num_requests: int, num_schedules: int, seed: int, **types: str) -> Seen:
+    """types: of KV cache and weights, as the config has them."""
+    loaded = Engine(config(path, **types)).loaded
     pool = request_pool(loaded.bounds.vocab_size, num_requests)
-    expected = alone(path, pool, kv_dtype)
+    expected = alone(path, pool, types)
     seen = Seen()
     with tempfile.TemporaryDirectory() as disk:
         for case in range(num_schedules):
             rng = random.Random(f"{path.name} {seed} {case}")
-            for add, choice, answer in schedule(
-                path, pool, rng, loaded.kv.block_bytes, case, seen, Path(disk), kv_dtype
-            ):
+            for add, choice, answer in schedule(path, pool, rng, loaded.kv.block_bytes, case, seen, Path(disk), types):
                 want = expected.choices[add.id.removesuffix("-again"), choice]
                 assert answer == want, (path.name, seed, case, add.id, choice)
     return seen
@@ -344,6 +344,11 @@ def test_bits_of_sorted_columns(tmp_path: Path) -> None:
 def test_bits_of_int8_caches(data: Path) -> None:
     """Against int8 caches alone."""
     assert_reached(check_model(data / "gguf/tiny-llama-q8_0.gguf", 16, 4, seed=0, kv_dtype="int8"))
+
+
+def test_bits_of_weights_quantised_at_load(data: Path) -> None:
+    seen = check_model(data / "arch/llama", num_requests=16, num_schedules=1, seed=0, quantize="int4")
+    assert seen.mixed_steps > 0 and seen.chunked > 0 and seen.largest_batch > 4
 
 
 def test_bits_of_alibi_and_layer_norms(data: Path) -> None:

@@ -31,6 +31,7 @@ from octavo.graph.adapt import adapt, targets
 from octavo.graph.ir import Graph, Kind
 from octavo.models import build_graph, rope
 from octavo.pooling import HEADS
+from octavo.quantize.at_load import identity, quantised
 from octavo.request import Gate, Request
 from octavo.sched.admission import Fetch
 from octavo.sched.batch import BatchBuilder
@@ -108,9 +109,12 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         backend = _backend(config)
     with phase("open"):
         checkpoint = open_checkpoint(Path(config.model))
-        digest = WeightsDigest(checkpoint)  # of the files that are packed below
+        digest = WeightsDigest(checkpoint, identity(config.quantize))  # of the files that are packed below
     with phase("graph"):
         graph = build_graph(checkpoint, config.activations, config.kv_dtype, config.max_model_len)
+        if config.quantize != "none":
+            checkpoint = quantised(checkpoint, graph, config.quantize)
+            graph = build_graph(checkpoint, config.activations, config.kv_dtype, config.max_model_len)
         notices, max_model_len = _max_model_len(config, checkpoint, graph)
         abilities = _abilities(graph, checkpoint)
         # An encoder reads a text in one step, and pools any of its states.

@@ -39,8 +39,10 @@ class FileChanged(OSError):
 class WeightsDigest:
     """Of the files that decide the values of a checkpoint's tensors, as they are when this is made. Thread-safe."""
 
-    def __init__(self, checkpoint: Checkpoint, memory: Path | None = None) -> None:
-        """memory: as of `weights_digest`. Default: one for all models of this user."""
+    def __init__(self, checkpoint: Checkpoint, rounding: str = "", memory: Path | None = None) -> None:
+        """rounding: how weights are made of what the files hold (`quantize.at_load`); "": they are as the files hold them.
+        memory: as of `weights_digest`. Default: one for all models of this user."""
+        self._rounding = rounding
         self._files = weight_files(checkpoint)
         self._memory = memory or cache_home() / "digests.json"
         self._lock = threading.Lock()
@@ -51,15 +53,18 @@ class WeightsDigest:
         if self._digest is None:
             known = _read(self._memory)
             if all(_key(file) in known for file in self._files):
-                self._digest = _joined([known[_key(file)] for file in self._files])
+                self._digest = self._with_rounding(_joined([known[_key(file)] for file in self._files]))
         return self._digest
 
     def take(self) -> bytes:
         """As `weights_digest`: minutes for the largest models, once."""
         with self._lock:  # whoever else wants it waits instead of reading the files, too
             if self._digest is None:
-                self._digest = weights_digest(self._files, self._memory)
+                self._digest = self._with_rounding(weights_digest(self._files, self._memory))
             return self._digest
+
+    def _with_rounding(self, digest: bytes) -> bytes:
+        return hashlib.sha256(digest + self._rounding.encode()).digest() if self._rounding else digest
 
 
 def weight_files(checkpoint: Checkpoint) -> list[FileIdentity]:
