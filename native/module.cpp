@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "cpu.h"
+#include "machine.h"
 #include "pack.h"
 #include "plan.h"
 
@@ -227,6 +228,9 @@ NB_MODULE(_native, m) {
       "kv_type"_a, "head_dim"_a, "value_dim"_a);
   m.def("unpack", &unpack_weight, "isa"_a, "memory"_a, "offset"_a, "format"_a, "out"_a.noconvert());
   m.def("pack", &pack_weight, "pool"_a, "memory"_a, "offset"_a, "format"_a, "data"_a.noconvert(), "k"_a);
+
+  m.def("read_rate", &read_rate, "pool"_a, "memory"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("barrier_seconds", &barrier_seconds, "pool"_a, nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<Pool>(m, "Pool")
       .def(nb::init<int, const std::vector<int>&>(), "num_threads"_a, "cpus"_a)

@@ -20,6 +20,12 @@ def pack(pool: Pool, memory: Memory, offset: int, format: str, data: NDArray[np.
 def unpack(isa: str, memory: Memory, offset: int, format: str, out: NDArray[np.float32]) -> None:
     """Fill out [n, k] with the values of the packed weight of n x k at `offset`."""
 
+def read_rate(pool: Pool, memory: Memory) -> float:
+    """Bytes a second of a streaming read of `memory` by all threads. It must have been written: untouched pages are one."""
+
+def barrier_seconds(pool: Pool) -> float:
+    """Of one barrier of all threads."""
+
 class Pool:
     """Worker threads; the thread that runs a program is the first of them. `cpus`: empty, or one per thread to pin to."""
 

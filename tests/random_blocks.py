@@ -8,13 +8,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from octavo.bench.blocks import HALVES as PLACES
 from octavo.weights import formats
 from octavo.weights.spec import PACKED
 
 FLOATS = ("F32", "F16", "BF16", "F32D")
-HALVES = {"Q6_K": [208], "Q4_1": [0, 2], "Q5_1": [0, 2], "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2],
-          "IQ1_S": [0], "IQ1_M": [], "TQ1_0": [52], "TQ2_0": [64], "MXFP4": [], "NVFP4": []}  # fmt: skip
-"""Places of fp16 numbers in a block; by default the first two bytes."""
+HALVES = PLACES | {"IQ1_M": (), "TQ1_0": (52,), "TQ2_0": (64,)}
+"""Of fp16 numbers in a block; by default the first two bytes."""
 MIXED = [source for source in PACKED if source not in ("F32", "I4Z32", "I4Z64", "I8Z64", "F8")]
 """The quantised formats of GGUF that have a packed one, F16 and BF16."""
 
@@ -41,7 +41,7 @@ def random_rows(source: str, rows: int, cols: int, seed: int = 0) -> formats.U8:
         blocks[..., [49, 51, 53, 55]] &= 0x0F  # the nibbles of its scale, highest last: of ordinary size
         blocks[..., 55] |= 0x20
     else:
-        for place in HALVES.get(source, [0]):
+        for place in HALVES.get(source, (0,)):
             scale = rng.uniform(-0.1, 0.1, blocks.shape[:2]).astype(np.float16)
             blocks[..., place : place + 2] = scale[..., None].view(np.uint8)
         if source in ("I4Z32", "I4Z64", "I8Z64"):
@@ -64,7 +64,7 @@ def scaled_rows(source: str, rows: int, cols: int, size: float, seed: int) -> fo
         blocks[..., :4] = rng.integers(4, 20, (*blocks.shape[:2], 4))
     else:
         factor = size / np.sqrt(np.square(formats.dequantise(source, data, cols)).mean())
-        for place in HALVES.get(source, [0]):
+        for place in HALVES.get(source, (0,)):
             half = np.ascontiguousarray(blocks[..., place : place + 2]).view(np.float16)
             blocks[..., place : place + 2] = (half * np.float16(factor)).astype(np.float16).view(np.uint8)
     return blocks.reshape(rows, -1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench import overload, serve, stall
+from octavo.bench import decode, latency, overload, prefill, serve, stall
 from octavo.bench.http import Target
 from octavo.bench.plot import check_plot, draw
 from octavo.bench.report import result
@@ -63,6 +63,29 @@ def test_plot(tmp_path: Path) -> None:
     check_plot(tmp_path / "runs.svg")
     draw(tmp_path / "runs.svg", "demo", found)
     assert (tmp_path / "runs.svg").read_text().count("<svg") == 1
+
+
+def test_prefill_decode_latency(data: Path) -> None:
+    """With what the machine could do beside each figure, and the share of it where reading memory is the limit."""
+    config = EngineConfig(model=str(data / "arch" / "llama"), num_threads=1)
+    found = [
+        prefill.measure(config, 64, repeat=2),
+        decode.measure(config, 5, 48, repeat=2),
+        latency.measure(config, 16, 8, repeat=2),
+    ]
+    for each in found:
+        assert len(each.runs) == 2 and each.unit == "tokens/s" and each.median > 0
+        assert each.details["bandwidth_gb_s"] > 0.1 and each.details["barrier_ns"] > 0 and each.details["threads"] == 1
+    for each in found[1:]:
+        assert each.details["share_of_bandwidth"] > 0 and each.details["read_mb"] > 0
+    for bad, message in (
+        (EngineConfig(model=config.model, prefix_caching=False), "need prefix_caching"),
+        (EngineConfig(model=config.model, max_num_seqs=4), "as many max_num_seqs"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            decode.measure(bad, 5, 48, repeat=1)
+    with pytest.raises(ConfigError, match="at least 32 tokens; got 20"):
+        decode.measure(config, 5, 20, repeat=1)
 
 
 def test_percentile() -> None:

@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "outputs": {"request", "explain", "engine.messages", "text"},
     "llm": {"bars", "outputs", "config", "request", "pooling", "explain", "engine", "text", "weights"},
     "server": {"__version__", "config", "request", "pooling", "explain", "engine", "text", "weights"},
-    "bench": {"config", "disk", "request", "engine", "text", "weights"},
+    "bench": {"config", "disk", "request", "engine", "text", "weights", "graph", "backends"},
     "cli": {"*"},
     "__init__": {"llm", "outputs", "request"},
 }  # fmt: skip

@@ -84,17 +84,19 @@ inline double peak_ops(const char* isa, Act act, Format format = Format::W8) {
 inline double peak_ops(const char*, Act, Format = Format::W8) { return 0; }
 #endif
 
-// Bytes a second of a streaming read of [p, p + n), n a multiple of 4096
-inline double read_rate(const uint8_t* p, size_t n, int repeats) {
+// A streaming read of [p, p + n), n a multiple of 512
+inline void sweep(const uint8_t* p, size_t n) {
   typedef uint64_t line __attribute__((vector_size(64), aligned(8)));
-  return (double)n / best_seconds(repeats, [&] {
-           line sum[8] = {};
-           for (const uint8_t* q = p; q < p + n; q += 512)
-             for (int i = 0; i < 8; i++)
-               sum[i] ^= *(const line*)(q + 64 * i), __builtin_prefetch(q + 64 * i + 8192, 0, 3);
-           for (int i = 1; i < 8; i++) sum[0] ^= sum[i];
-           __asm__ volatile("" ::"r"(sum[0][0]));
-         });
+  line sum[8] = {};
+  for (const uint8_t* q = p; q < p + n; q += 512)
+    for (int i = 0; i < 8; i++) sum[i] ^= *(const line*)(q + 64 * i), __builtin_prefetch(q + 64 * i + 8192, 0, 3);
+  for (int i = 1; i < 8; i++) sum[0] ^= sum[i];
+  __asm__ volatile("" ::"r"(sum[0][0]));
+}
+
+// Its bytes a second
+inline double read_rate(const uint8_t* p, size_t n, int repeats) {
+  return (double)n / best_seconds(repeats, [&] { sweep(p, n); });
 }
 
 }  // namespace octavo::bench

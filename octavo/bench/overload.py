@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from octavo.bench.http import Sent, Target
-from octavo.bench.report import Result, result
+from octavo.bench.report import Result, Runs, result
 from octavo.bench.served import served
 from octavo.bench.stall import percentile
 from octavo.config import EngineConfig
@@ -55,16 +55,18 @@ def measure(config: EngineConfig, seconds: float) -> Result:
     """The 99th percentile of the time to the first token at overload, in times of that at 0.8 of capacity."""
     config = dataclasses.replace(config, max_num_seqs=NUM_SEQS, max_model_len=256, kv_cache_memory=KV_MEMORY)
     with served(config, f"--max-queued-requests={QUEUE}") as server:
-        return asyncio.run(_measure(Target(server.url), server.pid, seconds))
+        return asyncio.run(_measure(Target(server.url), server.pid, seconds, Runs(config, 1, "overload")))
 
 
-async def _measure(target: Target, pid: int, seconds: float) -> Result:
+async def _measure(target: Target, pid: int, seconds: float, runs: Runs) -> Result:
     draw = random.Random(4)
+    runs.look()
     capacity = await _capacity(target, draw, min(seconds, 20.0))
     usual = await _open(target, draw, LOAD * capacity, seconds)
     before = _resident(pid)
     over = await _open(target, draw, OVERLOAD * capacity, seconds)
     grown = _resident(pid) - before
+    runs.look()
     first, gap = over.first_p99 / usual.first_p99, over.gap_p99 / usual.gap_p99
     refusal = percentile([sent.answered for sent in over.refused] or [0.0], 0.99)
     is_paced = first <= BOUND and gap <= BOUND and refusal <= usual.first_p99  # who is refused knows before any begins
@@ -86,6 +88,7 @@ async def _measure(target: Target, pid: int, seconds: float) -> Result:
         refusal_p99_ms=round(1000 * refusal, 1),
         served_per_s=round(len(over.served) / seconds, 2),
         grown_mib=round(grown / 2**20, 1),
+        **runs.beside(),
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Iterable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from octavo.backends.ceilings import Ceilings, Machine
 from octavo.config import EngineConfig
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from octavo.engine.core import Engine
 
 
 class Result(NamedTuple):
@@ -25,23 +27,56 @@ def result(name: str, workload: str, unit: str, runs: list[float], **details: An
     return Result(name, workload, unit, statistics.median(runs), runs, details)
 
 
-def machine(config: EngineConfig, isa: str, threads: int) -> dict[str, Any]:
-    return {
-        "cpu": _cpu_name(),
-        "isa": isa,
-        "threads": threads,
-        "activations": config.activations,
-        "kv_dtype": config.kv_dtype,
-    }
+class Runs:
+    """Iterates over the numbers of `count` runs, with a progress bar where somebody looks on.
 
+    Before each and after the last it looks at what the machine can do, for that changes while one measures.
+    """
 
-def track(runs: Iterable[T], what: str) -> Iterable[T]:
-    """`runs` with a progress bar, where somebody looks on."""
-    from rich.console import Console
-    from rich.progress import track as with_bar
+    def __init__(self, config: EngineConfig, count: int, what: str) -> None:
+        self._config, self._count, self._what = config, count, what
+        self._machine = Machine(config.num_threads)
+        self._seen: list[Ceilings] = []
 
-    console = Console(stderr=True)
-    return with_bar(runs, what, console=console, transient=True, disable=not console.is_terminal)
+    def __iter__(self) -> Iterator[int]:
+        from rich.console import Console
+        from rich.progress import track
+
+        console = Console(stderr=True)
+        for run in track(
+            range(self._count), self._what, console=console, transient=True, disable=not console.is_terminal
+        ):
+            self.look()
+            yield run
+        self.look()
+
+    def look(self) -> None:
+        """Also for who does not iterate: before and after what is measured."""
+        self._seen.append(self._machine.measure())
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second: the median of what was seen."""
+        return statistics.median(seen.bandwidth for seen in self._seen)
+
+    def beside(self, engine: Engine | None = None) -> dict[str, Any]:
+        """Details of a result: the machine, and how it is used. engine: of this process."""
+        details: dict[str, Any] = {
+            "bandwidth_gb_s": round(self.bandwidth / 1e9, 1),
+            "barrier_ns": round(1e9 * statistics.median(seen.barrier for seen in self._seen)),
+            "cpu": _cpu_name(),
+        }
+        if engine is not None:
+            ready = engine.loaded.ready(0, 0.0)
+            details |= {"isa": ready.isa, "threads": ready.threads}
+        return details | {"activations": self._config.activations, "kv_dtype": self._config.kv_dtype}
+
+    def memory_bound(self, num_bytes: float, seconds: float) -> dict[str, Any]:
+        """Details of work that has to read so much of memory: its share of the bandwidth, 1 being the ceiling."""
+        return {
+            "read_mb": round(num_bytes / 1e6, 1),
+            "share_of_bandwidth": round(num_bytes / seconds / self.bandwidth, 3),
+        }
 
 
 def as_table(model: str, results: list[Result]) -> None:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from octavo.bench.report import Result, result, track
+from octavo.bench.report import Result, Runs, result
 from octavo.bench.served import served, touch
 from octavo.config import EngineConfig
 from octavo.weights.checkpoint import open_checkpoint
@@ -29,8 +29,9 @@ def measure(config: EngineConfig, repeat: int) -> Result:
     """Cold time to the first token over that after a restart. RuntimeError where the two answers differ in a bit."""
     touch(Path(config.model))
     vocab_size = open_checkpoint(config.model).config["vocab_size"]
-    runs, colds, warms, cached = [], [], [], []
-    for run in track(range(repeat), "restart"):
+    runs = Runs(config, repeat, "restart")
+    ratios, colds, warms, cached = [], [], [], []
+    for run in runs:
         prompt = random.Random(run).choices(range(vocab_size), k=PROMPT_LEN)
         with tempfile.TemporaryDirectory() as disk:
             on_disk = dataclasses.replace(config, disk_cache=disk)
@@ -40,7 +41,7 @@ def measure(config: EngineConfig, repeat: int) -> Result:
                 warm = _ask(server.port, prompt)
         if cold.num_cached or cold.choices != warm.choices:
             raise RuntimeError("the answers before and after the restart differ")
-        runs.append(cold.first_token / warm.first_token)
+        ratios.append(cold.first_token / warm.first_token)
         colds.append(cold.first_token)
         warms.append(warm.first_token)
         cached.append(warm.num_cached)
@@ -49,10 +50,11 @@ def measure(config: EngineConfig, repeat: int) -> Result:
         f"octavo serve --disk-cache with one request of {PROMPT_LEN} random tokens, the server started anew, the same "
         "request: time to the first token before by that after; the answers are equal with their scores",
         "times",
-        runs,
+        ratios,
         cold_ms=[round(1000 * seconds) for seconds in colds],
         warm_ms=[round(1000 * seconds) for seconds in warms],
         cached_tokens=cached,
+        **runs.beside(),
     )
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from octavo.bench.http import Sent, Target
-from octavo.bench.report import Result, result, track
+from octavo.bench.report import Result, Runs, result
 from octavo.bench.served import served
 from octavo.bench.stall import percentile
 from octavo.config import EngineConfig
@@ -48,8 +48,9 @@ def target_of(server: Server, config: EngineConfig) -> Iterator[Target]:
 
 def measure(config: EngineConfig, server: Server, load: Workload, repeat: int) -> Result:
     """Output tokens per second, from the first request sent to the last token. One run to warm up, not counted."""
-    runs = _runs(config, server, load, repeat)
-    speeds = [load.num_prompts * load.output_len / seconds for seconds, _ in runs]
+    runs = Runs(config, repeat + 1, "streams")
+    sent = _measure(config, server, load, runs)
+    speeds = [load.num_prompts * load.output_len / seconds for seconds, _ in sent]
     at = "all at once" if load.rate is None else f"at random times, {load.rate:g} a second"
     return result(
         "serve",
@@ -57,35 +58,39 @@ def measure(config: EngineConfig, server: Server, load: Workload, repeat: int) -
         "out each, greedy, end token ignored",
         "tokens/s out",
         speeds,
-        **_details(server, runs),
+        **_details(server, sent),
+        **runs.beside(),
     )
 
 
 def shared_prefix(config: EngineConfig, server: Server, load: Workload, repeat: int) -> Result:
     """Seconds from the first request sent to the last token, nothing of it in the cache before."""
-    runs = _runs(config, server, load, repeat)
+    runs = Runs(config, repeat + 1, "streams")
+    sent = _measure(config, server, load, runs)
     return result(
         "prefix",
         f"{load.num_prompts} streams over HTTP, all at once: {load.shared_len} random tokens in that all share and "
         f"{load.input_len} that differ, {load.output_len} out each, greedy; nothing cached before",
         "s",
-        [seconds for seconds, _ in runs],
-        **_details(server, runs),
+        [seconds for seconds, _ in sent],
+        **_details(server, sent),
+        **runs.beside(),
     )
 
 
 Run = tuple[float, list[Sent]]  # seconds in all
 
 
-def _runs(config: EngineConfig, server: Server, load: Workload, repeat: int) -> list[Run]:
-    with target_of(server, config) as target:
-        return asyncio.run(_measure(target, server.model, load, repeat))[1:]
-
-
-async def _measure(target: Target, model: str | None, load: Workload, repeat: int) -> list[Run]:
+def _measure(config: EngineConfig, server: Server, load: Workload, runs: Runs) -> list[Run]:
+    """Of all runs but the first."""
     draw = random.Random(5)
-    model = await target.model() if model is None else model
-    return [await _run(target, model, load, draw) for _ in track(range(repeat + 1), "streams")]
+
+    async def each(target: Target) -> list[Run]:
+        model = await target.model() if server.model is None else server.model
+        return [await _run(target, model, load, draw) for _ in runs]
+
+    with target_of(server, config) as target:
+        return asyncio.run(each(target))[1:]
 
 
 async def _run(target: Target, model: str, load: Workload, draw: random.Random) -> Run:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from octavo.bench.report import Result, machine, result, track
+from octavo.bench.report import Result, Runs, result
 from octavo.config import MAX_ITL, EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add
@@ -51,12 +51,12 @@ class Run(NamedTuple):
 
 def measure(config: EngineConfig, prompt_len: int, repeat: int) -> Result:
     """Milliseconds of the 99th percentile of the streams' gaps beside the prompt."""
-    runs = _runs(config, prompt_len, repeat)
-    (fixed,) = _runs(dataclasses.replace(config, target_itl=MAX_ITL), prompt_len, 1)
+    seen = Runs(config, repeat, "long prompt beside streams")
+    runs = _runs(config, prompt_len, seen)
+    without_target = dataclasses.replace(config, target_itl=MAX_ITL)
+    (fixed,) = _runs(without_target, prompt_len, Runs(without_target, 1, "long prompt in large portions"))
     worst = max(runs, key=lambda run: run.p99 / run.bound)
     slowest = max(runs, key=lambda run: run.beside / run.prefill_bound)
-    engine = Engine(config)
-    ready = engine.loaded.ready(0, 0.0)
     return result(
         "stall",
         f"{NUM_STREAMS} greedy streams, and a prompt of {prompt_len} random tokens that comes between; the 99th percentile "
@@ -72,15 +72,15 @@ def measure(config: EngineConfig, prompt_len: int, repeat: int) -> Result:
         prefill_bound_s=round(slowest.prefill_bound, 2),
         fixed_chunk_p99_ms=round(1000 * fixed.p99, 1),
         fixed_chunk_prefill_s=round(fixed.beside, 2),
-        **machine(config, ready.isa, ready.threads),
+        **seen.beside(),
     )
 
 
-def _runs(config: EngineConfig, prompt_len: int, repeat: int) -> list[Run]:
+def _runs(config: EngineConfig, prompt_len: int, runs: Runs) -> list[Run]:
     engine = Engine(config)
     draw = random.Random(2)
     _prefill(engine, draw, "warm", prompt_len)
-    return [_run(engine, draw, str(run), prompt_len) for run in track(range(repeat), "long prompt beside streams")]
+    return [_run(engine, draw, str(run), prompt_len) for run in runs]
 
 
 def _run(engine: Engine, draw: random.Random, name: str, prompt_len: int) -> Run:

@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 
-from octavo.bench.report import Result, result, track
+from octavo.bench.report import Result, Runs, result
 from octavo.bench.served import served, touch
 from octavo.config import EngineConfig
 
@@ -15,19 +15,21 @@ from octavo.config import EngineConfig
 def measure(config: EngineConfig, repeat: int) -> Result:
     """Seconds. The model's files are in the page cache. `config.model` is a path."""
     touch(Path(config.model))
-    runs = []
-    for _ in track(range(repeat), "start"):
+    runs = Runs(config, repeat, "start")
+    seconds = []
+    for _ in runs:
         started = time.perf_counter()
         with served(config) as server:
             response = _first_token(server.port)
-            runs.append(time.perf_counter() - started)
+            seconds.append(time.perf_counter() - started)
             response.read()  # so that nothing is open when the server is told to end
     return result(
         "start",
         "octavo serve with the model in the page cache: from the start of the process to the first streamed token "
         "of a short completion",
         "s",
-        runs,
+        seconds,
+        **runs.beside(),
     )
 
 

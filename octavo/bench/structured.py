@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator
 
-from octavo.bench.report import Result, machine, result, track
+from octavo.bench.report import Result, Runs, result
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import Add
@@ -44,7 +44,8 @@ def cost(config: EngineConfig, num_prompts: int, input_len: int, output_len: int
     draw = random.Random(0)
     firsts = iter(draw.sample(range(engine.bounds.vocab_size), 2 * num_prompts * (repeat + 1)))
     speeds: dict[bool, list[float]] = {False: [], True: []}
-    for run in track(range(repeat + 1), "structured output"):
+    runs = Runs(config, repeat + 1, "structured output")
+    for run in runs:
         for has_schema in (False, True):
             params = SamplingParams(
                 temperature=0, max_tokens=output_len, ignore_eos=True, structured=ENDLESS if has_schema else None
@@ -63,7 +64,6 @@ def cost(config: EngineConfig, num_prompts: int, input_len: int, output_len: int
                 raise RuntimeError(f"{num_output} tokens came out, {num_prompts * output_len} were asked for")
             if run:
                 speeds[has_schema].append(num_prompts * (input_len + output_len) / (time.perf_counter() - started))
-    ready = engine.loaded.ready(0, 0.0)
     num_forced = engine.stats().forced_tokens
     engine.close()
     percents = [100 * with_schema / plain for plain, with_schema in zip(speeds[False], speeds[True], strict=True)]
@@ -78,7 +78,7 @@ def cost(config: EngineConfig, num_prompts: int, input_len: int, output_len: int
         forced=f"{100 * num_forced / (num_prompts * output_len * (repeat + 1)):.0f} % of the tokens",
         plain=f"{statistics.median(speeds[False]):.0f} tokens/s",
         structured=f"{statistics.median(speeds[True]):.0f} tokens/s",
-        **machine(config, ready.isa, ready.threads),
+        **runs.beside(engine),
     )
 
 
@@ -88,12 +88,12 @@ def slow_grammars(config: EngineConfig, output_len: int, repeat: int) -> Result:
     engine = Engine(config)
     slow = _slow()
     gaps: dict[bool, list[float]] = {False: [], True: []}
-    for run in track(range(repeat + 1), "slow grammars"):
+    runs = Runs(config, repeat + 1, "slow grammars")
+    for run in runs:
         for has_grammars in (False, True):
             p99 = 1000 * _p99_gap(engine, f"{run}-{has_grammars}", output_len, slow if has_grammars else None)
             if run:
                 gaps[has_grammars].append(p99)
-    ready = engine.loaded.ready(0, 0.0)
     engine.close()
     percents = [100 * with_grammar / plain for plain, with_grammar in zip(gaps[False], gaps[True], strict=True)]
     return result(
@@ -106,7 +106,7 @@ def slow_grammars(config: EngineConfig, output_len: int, repeat: int) -> Result:
         bound=f"at most {MOST_GAP} %",
         without=f"{statistics.median(gaps[False]):.1f} ms",
         beside=f"{statistics.median(gaps[True]):.1f} ms",
-        **machine(config, ready.isa, ready.threads),
+        **runs.beside(engine),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,6 +42,18 @@ def _latency(config: EngineConfig, o: Options) -> Iterator[Result]:
     from octavo.bench import latency
 
     yield latency.measure(config, o.input_len or 256, o.output_len or 128, o.repeat)
+
+
+def _prefill(config: EngineConfig, o: Options) -> Iterator[Result]:
+    from octavo.bench import prefill
+
+    yield prefill.measure(config, o.input_len or 512, o.repeat)
+
+
+def _decode(config: EngineConfig, o: Options) -> Iterator[Result]:
+    from octavo.bench import decode
+
+    yield decode.measure(config, o.num_prompts or 64, o.input_len or 320, o.repeat)
 
 
 def _serve(config: EngineConfig, o: Options) -> Iterator[Result]:
@@ -91,6 +104,8 @@ def _overload(config: EngineConfig, o: Options) -> Iterator[Result]:
 WORKLOADS: dict[str, Callable[[EngineConfig, Options], Iterator[Result]]] = {
     "throughput": _throughput,
     "latency": _latency,
+    "prefill": _prefill,
+    "decode": _decode,
     "serve": _serve,
     "prefix": _prefix,
     "startup": _startup,
@@ -99,6 +114,13 @@ WORKLOADS: dict[str, Callable[[EngineConfig, Options], Iterator[Result]]] = {
     "stall": _stall,
     "overload": _overload,
 }
+
+
+def _with_made(config: EngineConfig) -> EngineConfig:
+    """With the path of a model that the bench makes, where it names one."""
+    from octavo.bench.models import NAMES, made
+
+    return dataclasses.replace(config, model=str(made(config.model))) if config.model in NAMES else config
 
 
 @with_config(EngineConfig, first="workload")
@@ -119,7 +141,13 @@ def bench(
         int, typer.Option("--shared-len", metavar="N", help="prefix: tokens that all prompts share.", min=1)
     ] = 1024,
     input_len: Annotated[
-        int | None, typer.Option("--input-len", metavar="N", help="Tokens of each prompt: 256, prefix 64.", min=1)
+        int | None,
+        typer.Option(
+            "--input-len",
+            metavar="N",
+            help="Tokens of each prompt: 256, prefill 512, prefix 64. decode: the context, 320.",
+            min=1,
+        ),
     ] = None,
     output_len: Annotated[
         int | None, typer.Option("--output-len", metavar="N", help="Tokens of each answer: 128, prefix 64.", min=2)
@@ -139,9 +167,10 @@ def bench(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 where a bound on time is not held.")] = False,
 ) -> None:
-    """Measure throughput, one stream, streams over HTTP, shared prefixes, the start, a restart, grammars,
-    streams beside a long prompt, and overload.
+    """Measure throughput, one stream, a prompt, many streams, streams over HTTP, shared prefixes, the start, a restart,
+    grammars, streams beside a long prompt, and overload.
 
+    MODEL may also be one that is made for the purpose: demo-bf16, demo-q4_0, or random weights as 1b-q4_0 and 1b-bf16.
     Examples: octavo bench throughput demo --json; octavo bench serve --url http://127.0.0.1:8080
     """
     from octavo.bench.plot import check_plot, draw
@@ -153,7 +182,7 @@ def bench(
         check_plot(plot)
     name = url or config.model
     if url is None:
-        config, name = resolve(config)
+        config, name = resolve(_with_made(config))
     elif workload not in ("serve", "prefix"):
         raise ConfigError("--url goes with the workloads serve and prefix")
     options = Options(

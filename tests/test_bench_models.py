@@ -1,0 +1,92 @@
+"""Models that the bench makes: what their matrices hold, and that they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octavo.bench import models
+from octavo.bench.blocks import SOURCES, random_rows
+from octavo.bench.models import Shape, made, write_random
+from octavo.bench.offline import Offline, check
+from octavo.config import ConfigError, EngineConfig
+from octavo.weights import formats
+from octavo.weights.gguf_file import read_gguf
+
+SMALL = Shape(hidden=256, layers=2, heads=4, kv_heads=2, inner=512, positions=512)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_random_rows(source: str) -> None:
+    """Bytes of the format, the same each time, with values around nothing and of the size that was asked for."""
+    data, again = (random_rows(source, 40, 2048, 0.02, np.random.default_rng(3)) for _ in range(2))
+    assert data.shape == (40, formats.row_bytes(source, 2048)) and (data == again).all()
+    values = formats.dequantise(source, data, 2048)
+    size = np.sqrt(np.square(values).mean())
+    assert 0.01 < size < 0.05 and abs(values.mean()) < 0.2 * size
+
+
+@pytest.mark.parametrize("source", ["Q4_0", "BF16"])
+def test_random_model(tmp_path: Path, source: str) -> None:
+    path = tmp_path / "model.gguf"
+    write_random(path, SMALL, source, "making it")
+    assert {tensor.source for tensor in read_gguf(path).tensors.values()} == {source, "F32"}
+    work = Offline(EngineConfig(model=str(path), num_threads=1, max_model_len=128))
+    assert work.weight_bytes >= 256 * 49152 * (2 if source == "BF16" else 0.5)
+    assert (
+        work.kv_bytes(100) == 100 * work.kv_bytes(1) == 100 * 2 * 2 * 2 * 64 * 2
+    )  # layers, K and V, heads, size, bf16
+    work.add(work.prompt(20), 5)
+    tokens = list(work.steps())
+    check(sum(tokens), 5)
+    assert tokens == [1] * 5
+    with pytest.raises(RuntimeError, match=r"5 tokens came out of 6, 0 were cached"):
+        check(sum(tokens), 6)
+
+
+def test_vocabulary_is_used_up(data: Path) -> None:
+    work = Offline(EngineConfig(model=str(data / "arch" / "llama"), num_threads=1))
+    size = work.engine.bounds.vocab_size
+    assert {work.prompt(3)[0] for _ in range(size)} == set(range(size))
+    with pytest.raises(ConfigError, match=rf"the vocabulary has {size} tokens"):
+        work.prompt(3)
+
+
+def test_a_model_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And an attempt that breaks leaves nothing."""
+
+    def broken(path: Path, name: str) -> None:
+        path.write_bytes(b"half of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(models, "write", broken)
+    with pytest.raises(KeyboardInterrupt):
+        made("demo-bf16", tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
+    monkeypatch.setattr(models, "write", lambda path, name: path.write_text(name))
+    path = made("demo-bf16", tmp_path / "cache")
+    assert path.read_text() == "demo-bf16"
+    monkeypatch.setattr(models, "write", broken)
+    assert made("demo-bf16", tmp_path / "cache") == path
+
+
+@pytest.mark.parametrize(
+    ("name", "matrix", "embedding"), [("demo-bf16", "BF16", "BF16"), ("demo-q4_0", "Q4_0", "Q8_0")]
+)
+def test_demo_in_other_formats(name: str, matrix: str, embedding: str) -> None:
+    demo = models.demo_file()
+    tensors = {tensor.name: tensor for tensor in models._rounded(demo, *models.DEMO[name])}
+    assert tensors.keys() == demo.tensors.keys()
+    sources = {name: tensor.source for name, tensor in tensors.items() if len(tensor.shape) > 1}
+    assert sources.pop("token_embd.weight") == embedding and set(sources.values()) == {matrix}
+    tensor, old = tensors["blk.3.ffn_down.weight"], demo.tensors["blk.3.ffn_down.weight"]
+    data = np.concatenate(list(tensor.rows))
+    assert data.shape == (tensor.num_rows, tensor.row_bytes)
+    exact = formats.dequantise(old.source, old.file.data[old.start : old.stop].reshape(576, -1), 1536)
+    found = formats.dequantise(matrix, data, 1536)
+    if matrix == "BF16":
+        assert (found == formats.bf16_to_f32(formats.f32_to_bf16(exact))).all()
+    else:
+        assert np.abs(found - exact).max() <= np.abs(exact).max() / 8  # a step of the largest block
