@@ -11,7 +11,6 @@ namespace {
 
 // Up to this many rows a rounding pass is split by columns: otherwise threads write the same lines of the rounded rows.
 constexpr int kFewRows = 64;
-constexpr int kManyRows = 16;  // from here on a task takes long enough to be handed out one by one
 
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -30,6 +29,7 @@ void Program::run(const Batch& batch, const SampledArrays& out, std::vector<Span
             batch.tables[g].blocks[int64_t{s} * batch.tables[g].width + batch.positions[t] / kBlock];
   for (AttnPlan& plan : attn_plans_) plan.make(batch);
   divide_adapters(batch);
+  prepare_draws(step);
   for (Counter& c : counters_) c.next.store(0, std::memory_order_relaxed);
   if (spans) pool_->run([&](int worker) { work<true>(step, worker, spans); });
   else pool_->run([&](int worker) { work<false>(step, worker, nullptr); });
@@ -185,6 +185,7 @@ void Program::execute(const Node& n, const Step& step, int worker) {
       break;
     }
     case Op::Sample: sample(n, step, worker); break;
+    case Op::LinearSample: linear_sample(n, step, worker); break;
     case Op::Concat: concat(n, step, worker); break;
     case Op::Route: {
       RouteArgs route = n.route;
@@ -204,8 +205,7 @@ void Program::execute(const Node& n, const Step& step, int worker) {
 
 // ---------------------------------------------------------------- nodes of several kernel calls
 
-// Threads split the columns of all parts together, 32 at a time. With many rows the last quarter goes to who comes first:
-// the other processes of the machine slow one worker more than another.
+// Threads split the columns of all parts together, 32 at a time.
 void Program::linear(const Node& n, const Step& step, int worker) {
   const int rows = rows_of(n.out, step);
   const Activation x = activation(n.a, step.plan, rows), y = activation(n.out, step.plan, rows);
@@ -238,11 +238,7 @@ void Program::linear(const Node& n, const Step& step, int worker) {
   };
   int tasks = 0;
   for (size_t i = 0; i < parts; i++) tasks += weights_[static_cast<size_t>(n.weights[i])].n_pad / kTaskCols;
-  const int fixed = rows < kManyRows ? tasks : tasks - tasks / 4;
-  run(share(fixed, pool_->size(), worker));
-  std::atomic<int>& next = counters_[static_cast<size_t>(&n - spec_.nodes.data())].next;
-  for (int task = tasks; fixed < tasks && (task = fixed + next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
-    run({task, task + 1});
+  divide(n, tasks, rows, worker, run);
 }
 
 // Few rows are split by heads, more by rows, at even positions: two tokens share words of V. k is rotated aside.
@@ -344,14 +340,6 @@ void Program::attention(const Node& n, const Step& step, int worker) {
   }
 }
 
-void Program::sample(const Node& n, const Step& step, int worker) {
-  const size_t index = static_cast<size_t>(&n - spec_.nodes.data());
-  float* logits = f32(n.a, step.plan);
-  for (int r; (r = counters_[index].next.fetch_add(1, std::memory_order_relaxed)) < step.batch.rows;)
-    sample_row(kernels_, step.batch.sampling, r, logits + r * ld(n.a), spec_.limits.vocab,
-               workers_[static_cast<size_t>(worker)].sample, step.out);
-}
-
 // ---------------------------------------------------------------- operands
 
 int Program::rows_of(const Operand& x, const Step& step) const {
@@ -423,11 +411,6 @@ void Program::read(int value, double* out) const {
       if (a.act == Act::A8)
         *out = double{a.s[group]} * static_cast<double>(a.q[group * 32 + static_cast<size_t>(c % 32)]);
     }
-}
-
-const float* Program::logits() const {
-  const Node& last = spec_.nodes.back();
-  return last.op == Op::Sample ? f32(last.a, last_plan_) : nullptr;
 }
 
 }  // namespace octavo

@@ -15,6 +15,7 @@
 #include "attention_kv.inl"
 #include "attention.inl"
 #include "logits.inl"
+#include "draws.inl"
 
 namespace octavo::VEC_NS {
 
@@ -72,6 +73,7 @@ static constexpr Kernels make_table(const char* name) {
       .collect = collect,
       .count_before = count_before,
       .gumbel_argmax = gumbel_argmax,
+      .draw = draw,
   };
 }
 #undef DECODED

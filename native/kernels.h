@@ -91,6 +91,15 @@ struct Weight {
   const float* factor;  // [n_pad]: of each column, or null
 };
 
+// Columns [col, col + n) of a weight; col is a multiple of 32.
+inline Weight some_columns(Weight w, int col, int n) {
+  w.data += static_cast<size_t>(col / panel_cols(w.format)) * w.panel_bytes;
+  if (w.factor) w.factor += col;
+  w.n = n;
+  w.n_pad = (n + kTaskCols - 1) / kTaskCols * kTaskCols;
+  return w;
+}
+
 // ---------------------------------------------------------------- activations
 enum class Act : uint8_t { F32, BF16, A8 };
 constexpr int kActs = 3;
@@ -275,6 +284,40 @@ struct Cut {
   int id;
 };  // keeps x > value, and x == value with token id <= id
 
+// The draw of a row from logits that come some columns after others (draws.inl).
+struct DrawRow {
+  float* logits;              // [vocab] where they are wanted; null: the draw alone is, and they are not stored
+  float inverse_temperature;  // 0: greedy
+  uint64_t noise;             // of key and position (noise_row of sampler.h)
+  const uint32_t* mask;       // SamplingArrays::masks of this row, or null
+  int mask_width;
+};
+
+// A token that may have been drawn once all logits are known.
+struct Contender {
+  int32_t id;
+  float logit, noise;
+};
+constexpr int kContenders = 8;
+
+// What is known of a draw: `max` is of the allowed so far, `best` the greatest of their perturbed sums relative to it.
+// Every token whose sum may round to the greatest is a contender; greedy rows have one, the lowest id of the greatest.
+struct DrawState {
+  float max = -__builtin_inff(), best = -__builtin_inff();
+  bool finite = true;  // no logit is NaN or +inf, allowed or not
+  int count = 0;
+  Contender contenders[kContenders];
+};
+
+// Logits [row][ld] of the tokens [first, first + cols); first is a multiple of 32.
+struct DrawArgs {
+  const DrawRow* rows;
+  DrawState* states;
+  const float* logits;
+  int64_t ld;
+  int first, cols;
+};
+
 struct Kernels {
   const char* name;
   // output columns of tasks [task0, task1), all rows of x; table[format][act], never null
@@ -317,6 +360,8 @@ struct Kernels {
   // argmax over the kept of (x[i] - max) * inv_temperature + gumbel(key, position, i), ties to the lowest id;
   // -1: none is kept
   int (*gumbel_argmax)(const float* x, int n, float max, float inv_temperature, uint64_t key, int position, Cut cut);
+  // Takes the tokens into the states of rows [row0, row1), or stores their logits. A state sees tokens in ascending order.
+  void (*draw)(const DrawArgs&, int row0, int row1);
 };
 
 // The tables themselves: kernels_of (cpu.h) tells which of them this machine can run.

@@ -95,10 +95,19 @@ VEC_INLINE f32x16 gumbel(f32x16 u) {
   return -log(select(equal(w, set1(1.f)), u, e));
 }
 
+// A bound on exp(gap) for noise u: false only where u is above exp(gap) by more than half a per cent. gap <= 1; NaN: false.
+// 2^i (1 + f) is at least 2^(i + f): the sum with 1.5 * 2^15 has log2 in units of 2^-8, which become exponent and fraction.
+constexpr float kMostNoise = 22.25f;  // -log of the least u, 2^-32, and some more
+VEC_INLINE mask16 below_exp(f32x16 u, f32x16 gap) {
+  const f32x16 units = fma(max(set1(-kMostNoise), gap), set1(1.44269504f), set1(49152.f));
+  return both(less(set1(-kMostNoise), gap), less(u, as_f32((as_u32(units) << 15) + 0x3f800000u)));
+}
+constexpr float kBoundSlack = 0.01f;  // of below_exp, and of what rounding may add to a sum of at most 26
+
 static int gumbel_argmax(const float* x, int n, float max, float inv_temperature, uint64_t key, int position, Cut cut) {
   const uint64_t row = mix64(key + ((uint64_t)position + 1) * 0x9E3779B97F4A7C15u);
   const f32x16 top = set1(max), scale = set1(inv_temperature), lowest = set1(-__builtin_inff());
-  float best = -__builtin_inff(), slack = 0;
+  float best = -__builtin_inff();
   int token = -1;
   for (int i = 0; i < n; i += 16) {
     const int lanes = vector_lanes(i, n);
@@ -106,15 +115,14 @@ static int gumbel_argmax(const float* x, int n, float max, float inv_temperature
     f32x16 v = load_n(x + i, lanes), z = (v - top) * scale;
     mask16 open = both(first_lanes(lanes), before_or_at(v, id, cut));
     if (!bits(open)) continue;
-    // Noise is at most -log(u), so only u <= exp(z - best) can win; slack: what rounding may add.
-    f32x16 u = uniform(row, id), bound = exp(min(z - set1(best) + set1(slack), set1(1.f)));
-    open = both(open, less(u, bound));
+    // Noise is at most -log(u), so only u <= exp(z - best) can win.
+    f32x16 u = uniform(row, id);
+    open = both(open, below_exp(u, min(z - set1(best - kBoundSlack), set1(1.f))));
     if (!bits(open)) continue;
     f32x16 s = select(open, z + gumbel(u), lowest);
     const float most = reduce_max(s);
     if (most > best) {
       best = most;
-      slack = 1e-4f + __builtin_fabsf(best) * 0x1p-21f;
       token = i + __builtin_ctz(bits(equal(s, set1(most))));
     }
   }

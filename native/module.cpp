@@ -389,6 +389,7 @@ NB_MODULE(_native, m) {
           },
           "pool"_a, "isa"_a, "spec"_a)
       .def_prop_ro("arena_bytes", &Program::arena_bytes)
+      .def_prop_ro("touched_bytes", &Program::touched_bytes)
       .def(
           "set_adapter",
           [](Program& p, int slot, std::shared_ptr<Memory> memory,
@@ -404,7 +405,7 @@ NB_MODULE(_native, m) {
       .def("logits",
            [](nb::handle_t<Program> self) {
              const Program& p = *nb::inst_ptr<Program>(self);
-             if (!p.logits()) throw std::invalid_argument("this program computes no logits");
+             if (!p.logits()) throw std::invalid_argument("the last run stored no logits, or not of every row");
              return view(p.logits(), p.logit_rows(), p.spec().limits.vocab, self);
            })
       .def(

@@ -43,6 +43,7 @@ constexpr const char* kNames[kOps] = {
     "combine",
     "split_heads",
     "head_linear",
+    "linear_sample",
 };
 constexpr const char* kActNames[kActKinds] = {
     "silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2", "sigmoid", "tanh", "swiglu_oai",
@@ -116,7 +117,12 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
     const auto times = static_cast<size_t>(spec_.values[static_cast<size_t>(node.b.value)].times);
     ranks = std::max(ranks, static_cast<size_t>(node.b.cols / 2) * tokens * times);
   }
+  const bool draws = !spec_.nodes.empty() && spec_.nodes.back().op == Op::LinearSample;
+  const size_t rows = draws ? static_cast<size_t>(spec_.limits.max_rows) : 0;
+  draw_rows_.resize(rows);
+  draw_states_.resize(rows * workers_.size());
   for (Worker& w : workers_) {
+    w.piece.resize(draws ? piece_logits(spec_.limits.max_rows) : 0);
     w.rotated.resize(static_cast<size_t>(rotated));
     w.sorted.starts.resize(experts + 1);
     w.sorted.ranks.resize(ranks);

@@ -1,5 +1,6 @@
 // A compiled step: the graph's nodes as a flat list of instructions over one arena, checked once, run without Python.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -49,8 +50,9 @@ enum class Op : uint8_t {
   Combine,
   SplitHeads,
   HeadLinear,
+  LinearSample,
 };
-constexpr int kOps = 32;
+constexpr int kOps = 33;
 const char* op_name(Op op);
 Op op_of(const std::string& name);             // throws std::invalid_argument naming it
 ActKind act_kind_of(const std::string& name);  // as op_of
@@ -137,6 +139,11 @@ struct Node {
   bool barrier[kPlans] = {true, true};
 };
 
+// LinearSample computes, and draws from, so many logits of a row at once that those of all rows stay in L1: 2048 of them
+// are 8 KB. With few rows some tasks are taken together, for a call costs as much as a tenth of one.
+constexpr int piece_cols(int rows) { return kTaskCols * std::clamp(2048 / kTaskCols / std::max(rows, 1), 1, 8); }
+constexpr size_t piece_logits(int max_rows) { return static_cast<size_t>(std::max(2048, max_rows * kTaskCols)); }
+
 struct ProgramSpec {
   Limits limits;
   int small_tokens;
@@ -167,9 +174,12 @@ class Program {
   void run(const Batch& batch, const SampledArrays& out, std::vector<Span>* spans);
 
   const ProgramSpec& spec() const { return spec_; }
-  const float* logits() const;  // [rows of the last run][vocab], valid until the next run
+  // [rows of the last run][vocab], valid until the next run; null where there are none, or not those of every row: fused with
+  // its head, Sample leaves out rows whose draw needs none (needs_logits).
+  const float* logits() const;
   int logit_rows() const { return last_rows_; }
   size_t arena_bytes() const { return arena_.bytes(); }
+  size_t touched_bytes() const { return arena_.touched_bytes(); }
 
   // The adapter of a slot from now on; no memory: nothing is. Between runs. Throws std::invalid_argument.
   void set_adapter(int slot, std::shared_ptr<const Memory> memory, const std::vector<LoraSpec>& parts);
@@ -212,6 +222,7 @@ class Program {
     SampleScratch sample;
     std::vector<float> rotated;  // some rows of k
     Sorted sorted;
+    std::vector<float> piece;  // logits of some columns, all rows
   };
 
   Activation activation(const Operand& x, int plan, int rows) const;
@@ -227,8 +238,11 @@ class Program {
   void linear(const Node& node, const Step& step, int worker);
   void rope_kv(const Node& node, const Step& step, int worker);
   void attention(const Node& node, const Step& step, int worker);
+  template <class Body> void divide(const Node& node, int tasks, int rows, int worker, Body&& body);
+  void prepare_draws(const Step& step);  // from here on in draws.cpp
   void sample(const Node& node, const Step& step, int worker);
-  void divide_adapters(const Batch& batch);
+  void linear_sample(const Node& node, const Step& step, int worker);
+  void divide_adapters(const Batch& batch);                               // from here on in lora.cpp
   const LoraWeights* lora_of(const AdapterRows& rows, int target) const;  // null: nothing is added
   void lora_shrink(const Node& node, const Step& step);
   void lora_expand(const Node& node, const Step& step, int worker);
@@ -249,11 +263,26 @@ class Program {
   std::vector<int> attn_plan_of_;              // per node
   std::vector<std::vector<float>> cos_, sin_;  // per rope [T][rot / 2]
   std::vector<std::vector<int32_t>> slots_;    // per group [T] block of the token
-  std::vector<Counter> counters_;              // per node: next attention item, or row to sample
+  std::vector<Counter> counters_;              // per node: next attention item, task of columns, or row to sample
+  Counter next_draw_;                          // of a node that counts tasks before
+  std::vector<DrawRow> draw_rows_;             // of this step, where draws are made beside the head's product
+  std::vector<DrawState> draw_states_;         // [worker][max_rows]
   std::vector<Adapter> adapters_;              // per slot
   std::vector<AdapterRows> adapter_rows_;      // of this step
   std::vector<Worker> workers_;
   int last_tokens_ = 0, last_rows_ = 0, last_plan_ = 0;
+  bool last_stored_ = false;  // the logits of every row
 };
+
+// Threads split `tasks`. With many rows the last quarter goes to who comes first: the other processes of the machine slow
+// one worker more than another. body(range) gets ascending ranges.
+template <class Body> void Program::divide(const Node& node, int tasks, int rows, int worker, Body&& body) {
+  constexpr int kManyRows = 16;  // from here on a task takes long enough to be handed out one by one
+  const int fixed = rows < kManyRows ? tasks : tasks - tasks / 4;
+  body(share(fixed, pool_->size(), worker));
+  std::atomic<int>& next = counters_[static_cast<size_t>(&node - spec_.nodes.data())].next;
+  for (int task = tasks; fixed < tasks && (task = fixed + next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
+    body(Range{task, task + 1});
+}
 
 }  // namespace octavo

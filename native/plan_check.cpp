@@ -58,6 +58,7 @@ class NodeCheck {
       case Op::LoraExpand: return lora();
       case Op::GatherCols: return gather_cols();
       case Op::Sample: return sample();
+      case Op::LinearSample: return linear_sample();
       case Op::Concat: return concat();
       case Op::Route: return route();
       case Op::Dispatch: return dispatch();
@@ -254,6 +255,20 @@ class NodeCheck {
     const auto* order = reinterpret_cast<const float*>(w.memory->data() + w.offset);
     const auto inside = [cols](float i) { return i >= 0 && i < static_cast<float>(cols) && i == std::floor(i); };
     need(cols < (1 << 24) && std::all_of(order, order + cols, inside), w.name + " holds what is no column");
+  }
+  void linear_sample() const {
+    const ValueSpec& x = value(node_.a, "input");
+    const int vocab = spec_.limits.vocab;
+    need(f32(node_.out, "logits", vocab).logit_rows && node_.out.start == 0, "logits must have a row per logit row");
+    same_rows(x, value(node_.out, "logits"));
+    need(node_.weights.size() == 1, "takes one weight");
+    const WeightSpec& w = weight(node_.weights[0]);
+    need(w.n == vocab && w.k == node_.a.cols, w.name + " has another size");
+    need(kernels_.gemm[static_cast<int>(w.format)][static_cast<int>(x.act)] != nullptr,
+         w.name + ": no kernel for its format");
+    if (node_.vector >= 0) vector(vocab);
+    need(node_.scale != 0 && node_.softcap >= 0, "scale must not be 0, softcap not negative");
+    need(&node_ == &spec_.nodes.back(), "must come last");
   }
   void sample() const {
     need(f32(node_.a, "logits", spec_.limits.vocab).logit_rows && node_.a.start == 0,

@@ -183,9 +183,8 @@ struct Row {
       if (x != scratch.masked.data()) std::copy(x, x + vocab, scratch.masked.data());
       return draw_by_chain(kernels, in, r, scratch.masked.data(), vocab, scratch);
     }
-    const float temperature = in.temperature[r];
-    if (temperature == 0 || in.top_k[r] == 1) return top.argmax;
-    const float inverse = std::min(1 / temperature, kMaxInverseTemperature);
+    const float inverse = inverse_temperature(in, r);
+    if (inverse == 0) return top.argmax;
     return kernels.gumbel_argmax(x, vocab, top.max, inverse, in.noise_key[r], in.position[r], truncate(top, inverse));
   }
 
@@ -208,6 +207,37 @@ struct Row {
 
 }  // namespace
 
+bool needs_logits(const SamplingArrays& in, int r, int vocab) {
+  const auto has = [r](const int32_t* starts) { return starts[r] < starts[r + 1]; };
+  if (in.num_top[r] >= 0) return true;
+  if (in.target[r] >= 0) return false;
+  if (has(in.bias_starts) || has(in.history_starts) || has(in.dry_starts) || has(in.chain_starts)) return true;
+  const bool truncated = (in.top_k[r] > 0 && in.top_k[r] < vocab) || in.top_p[r] < 1 || in.min_p[r] > 0;
+  return truncated && inverse_temperature(in, r) > 0;
+}
+
+float inverse_temperature(const SamplingArrays& in, int r) {
+  const bool greedy = in.temperature[r] == 0 || in.top_k[r] == 1;
+  return greedy ? 0 : std::min(1 / in.temperature[r], kMaxInverseTemperature);
+}
+
+int end_draw(const DrawRow& row, const DrawState* states, int64_t stride, int n) {
+  float max = -kInf, best = -kInf;
+  for (int i = 0; i < n; i++) {
+    if (!states[i * stride].finite) return -1;
+    max = std::max(max, states[i * stride].max);
+  }
+  int token = -1;
+  for (int i = 0; i < n; i++)
+    for (int j = 0; j < states[i * stride].count; j++) {
+      const Contender& c = states[i * stride].contenders[j];
+      const float z = (c.logit - max) * row.inverse_temperature;
+      const float sum = row.inverse_temperature > 0 ? z + c.noise : c.logit;
+      if (token < 0 || sum > best || (sum == best && c.id < token)) best = sum, token = c.id;
+    }
+  return token;
+}
+
 void sample_row(const Kernels& kernels, const SamplingArrays& in, int r, float* logits, int vocab,
                 SampleScratch& scratch, const SampledArrays& out) {
   if (scratch.ids.size() < static_cast<size_t>(vocab)) {
@@ -224,7 +254,7 @@ void sample_row(const Kernels& kernels, const SamplingArrays& in, int r, float* 
   const bool scored = in.num_top[r] >= 0;
   int token = in.target[r];
   LogitMax top{};
-  if (token >= 0 || scored) {
+  if (token >= 0 || scored || in.mask_rows[r] >= 0) {  // what a mask hides counts, too: the definition has it so
     kernels.logit_max(logits, vocab, top);
     if (!top.valid) {
       out.invalid[r] = 1;

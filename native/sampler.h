@@ -74,6 +74,25 @@ void sample_row(const Kernels& kernels, const SamplingArrays& in, int r, float* 
 // Draws for row r, which has a chain, from logits x[vocab] with mask and bias applied: finite greatest, no NaN. Changes x.
 int draw_by_chain(const Kernels& kernels, const SamplingArrays& in, int r, float* x, int vocab, SampleScratch& scratch);
 
+// Whether the draw of row r looks at logits again once all are known: for scores, for what is added to some tokens, and for
+// what depends on the order of all.
+bool needs_logits(const SamplingArrays& in, int r, int vocab);
+
+// 0: greedy.
+float inverse_temperature(const SamplingArrays& in, int r);
+
+// The token that a row draws, of what `n` workers have seen between them: states[0], states[stride] and so on. -1: a logit
+// is NaN or infinite, or none is allowed.
+int end_draw(const DrawRow& row, const DrawState* states, int64_t stride, int n);
+
+// What the noise of a row's tokens is keyed by: sampling.definition.noise_bits.
+inline uint64_t noise_row(uint64_t key, int position) {
+  uint64_t x = key + (static_cast<uint64_t>(position) + 1) * 0x9E3779B97F4A7C15u;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
 // x as the penalties of row r leave it, for a token with `count` occurrences in the output.
 inline float penalized(const SamplingArrays& in, int r, float x, int count) {
   x = x > 0 ? x / in.repetition[r] : x * in.repetition[r];

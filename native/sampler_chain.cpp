@@ -16,11 +16,6 @@ constexpr int kFirstPiece = 32;                  // candidates sorted first wher
 
 bool before(const Candidate& a, const Candidate& b) { return a.x != b.x ? a.x > b.x : a.id < b.id; }
 
-uint64_t mix64(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  return x ^ (x >> 31);
-}
 uint32_t mix32(uint32_t x) {
   x = (x ^ (x >> 16)) * 0x7feb352du;
   x = (x ^ (x >> 15)) * 0x846ca68bu;
@@ -29,7 +24,7 @@ uint32_t mix32(uint32_t x) {
 
 // Uniform in (0, 1), of no token: sampling.definition.coin.
 double coin(uint64_t key, int position) {
-  const uint64_t row = mix64(key + (static_cast<uint64_t>(position) + 1) * 0x9E3779B97F4A7C15u);
+  const uint64_t row = noise_row(key, position);
   const uint32_t h = mix32(mix32(UINT32_MAX ^ static_cast<uint32_t>(row)) + static_cast<uint32_t>(row >> 32)) >> 1;
   return (h + 0.5) * 0x1p-31;
 }

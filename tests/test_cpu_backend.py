@@ -200,6 +200,7 @@ def test_greedy_results_and_scores() -> None:
     batch = make_step([(token_ids(20), 0, [1, 2]), (token_ids(9, 4), 0, [3])])
     sampling = batch.sampling._replace(num_top=np.array([-1, 3], np.int32))
     result = program.run(batch._replace(sampling=sampling)).result()
+    program.run(batch)
     logits = program.logits().astype(np.float64)
     np.testing.assert_array_equal(result.token_ids, logits.argmax(axis=1))
     scores = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))

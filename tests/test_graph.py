@@ -209,8 +209,8 @@ def test_what_attention_reads_is_made_from_bf16() -> None:
 
 def test_all_fusions_fire() -> None:
     assert count(fuse(rounded(), FUSED)) == {
-        "attention_round": 1, "embed": 1, "gather_rows": 1, "linear": 2, "linear_act_mul_round": 1, "linear_add": 2,
-        "norm_round": 3, "rope_kv_write": 1, "sample": 1,
+        "attention_round": 1, "embed": 1, "gather_rows": 1, "linear": 1, "linear_act_mul_round": 1, "linear_add": 2,
+        "linear_sample": 1, "norm_round": 3, "rope_kv_write": 1,
     }  # fmt: skip
 
 
@@ -233,7 +233,7 @@ def test_biases_are_fused_odd_widths_and_float_inputs_are_not() -> None:
     assert biased["linear_add"] == 2 and biased["linear_act_mul_round"] == 1
     assert "linear_act_mul_round" not in count(fuse(verify(round_inputs(chain(inner=48), act)), FUSED))
     assert "linear_act_mul_round" not in count(fuse(rounded(up="w8"), FUSED))
-    assert set(count(fuse(rounded(default="f32"), FUSED))) & FUSED == {"linear_add", "rope_kv_write"}
+    assert set(count(fuse(rounded(default="f32"), FUSED))) & FUSED == {"linear_add", "linear_sample", "rope_kv_write"}
 
 
 @pytest.mark.parametrize("activations", ["auto", "f32"])

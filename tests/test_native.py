@@ -37,7 +37,16 @@ KERNELS = {
     ],
     "test_experts": ["route", "weighted_sum", "some rows"],
     "test_plan": ["same bits", "refusals"],
-    "test_sampler": ["logit_max", "sum_exp", "collect", "count_before", "gumbel_argmax", "truncation", "sample_row"],
+    "test_sampler": [
+        "logit_max",
+        "sum_exp",
+        "collect",
+        "count_before",
+        "gumbel_argmax",
+        "truncation",
+        "sample_row",
+        "draw",
+    ],
 }
 PORTABLE = {
     "test_pool": ["barrier", "sleep and wake", "uneven work"],

@@ -57,6 +57,7 @@ class Seen:
     left_windows: int = 0  # sequences whose first blocks were given back
     expert_rows: set[int] = field(default_factory=set)  # how many tokens of a step one expert had
     threads: set[int] = field(default_factory=set)
+    mixed_draws: int = 0  # steps that stored logits of some rows, and drew others without
 
     def look(self, batch: StepBatch) -> None:
         lengths = [b - a for a, b in zip(batch.seq_starts[:-1], batch.seq_starts[1:], strict=True)]
@@ -80,6 +81,11 @@ class Watched:
     def run(self, batch: StepBatch) -> Any:
         self._seen.look(batch)
         result = self._program.run(batch)
+        if (batch.sampling.num_top >= 0).any():
+            try:
+                self._program.logits()
+            except ValueError:
+                self._seen.mixed_draws += 1
         for node in self._routes:
             ids = self._program.read(node.outs[0])[:, : node.attrs.top_k].astype(int)
             self._seen.expert_rows |= set(np.bincount(ids.ravel(), minlength=node.ins[0].cols).tolist())
@@ -310,6 +316,7 @@ def assert_reached(seen: Seen) -> None:
     assert seen.partial_hits > 0 and seen.whole_hits > 0
     assert seen.chunked > 0
     assert seen.longest_context > 2 * KV_SPLIT
+    assert seen.mixed_draws > 0
     assert seen.small_steps > 0 and seen.large_steps > 0 and seen.mixed_steps > 0
     assert seen.largest_batch > 4
     assert seen.threads >= {1, 2}

@@ -19,7 +19,8 @@ class Builder {
  public:
   ProgramSpec spec{};
 
-  explicit Builder(bool poison) : memory_(std::make_shared<Memory>(size_t{1} << 20, true)) {
+  explicit Builder(bool poison, bool fused = false)
+      : fused_(fused), memory_(std::make_shared<Memory>(size_t{1} << 20, true)) {
     spec.limits = {kMaxTokens, kMaxTokens, 4, kMaxLen, kVocab, {kBlocks}};
     spec.small_tokens = 16;
     spec.poison = poison;
@@ -73,8 +74,9 @@ class Builder {
     turned.out = value("turned", Act::F32, kHidden, true);
     turned.vector = order();
     norm(turned.out, r, -1);
-    linear(Op::Linear, r, {table}, logits, -1);
-    add(Op::Sample, -1).a = logits;
+    linear(fused_ ? Op::LinearSample : Op::Linear, r, {table}, logits, -1);
+    if (fused_) spec.nodes.back().scale = 1;
+    else add(Op::Sample, -1).a = logits;
   }
 
   Node& add(Op op, int layer) {
@@ -134,6 +136,7 @@ class Builder {
     return {static_cast<int>(spec.values.size()) - 1, 0, cols};
   }
 
+  bool fused_;
   check::Random random_{11};
   std::shared_ptr<Memory> memory_;
   size_t used_ = 0, end_ = 0;
@@ -150,8 +153,8 @@ struct Sequence {
     for (int i = 0; i < kMaxLen; i++) all_.push_back(random.below(kVocab));
   }
 
-  // Runs tokens [start, start + n) and appends the logits of all of them.
-  void run(Program& program, int start, int n, std::vector<float>& logits) {
+  // Runs tokens [start, start + n) and appends the draws of all of them and, where they are scored, their logits.
+  void run(Program& program, int start, int n, bool scored, std::vector<float>& logits, std::vector<int32_t>& drawn) {
     ids.assign(all_.begin() + start, all_.begin() + start + n);
     positions.clear();
     rows.clear();
@@ -161,6 +164,7 @@ struct Sequence {
     const auto count = static_cast<size_t>(n);
     const std::vector<float> zeros(count), ones(count, 1);
     const std::vector<int32_t> izeros(count + 1), none(count, -1);
+    const std::vector<int32_t>& num_top = scored ? izeros : none;
     const std::vector<uint64_t> keys(count);
     Batch b{n,
             1,
@@ -179,7 +183,7 @@ struct Sequence {
             0,
             0};
     b.sampling = {zeros.data(),  izeros.data(), ones.data(), zeros.data(),     ones.data(),
-                  zeros.data(),  zeros.data(),  keys.data(), positions.data(), izeros.data(),
+                  zeros.data(),  zeros.data(),  keys.data(), positions.data(), num_top.data(),
                   none.data(),   izeros.data(), nullptr,     nullptr,          izeros.data(),
                   nullptr,       nullptr,       none.data(), nullptr,          0,
                   izeros.data(), nullptr,       nullptr,     izeros.data(),    nullptr,
@@ -188,6 +192,8 @@ struct Sequence {
     std::vector<float> logprobs(count);
     std::vector<uint8_t> invalid(count);
     program.run(b, {tokens.data(), logprobs.data(), ranks.data(), nullptr, nullptr, 0, invalid.data()}, nullptr);
+    drawn.insert(drawn.end(), tokens.begin(), tokens.end());
+    if (!program.logits()) return CHECK(!scored);
     logits.insert(logits.end(), program.logits(), program.logits() + n * kVocab);
     for (int i = 0; i < n; i++) {
       const float* row = program.logits() + i * kVocab;
@@ -200,27 +206,40 @@ struct Sequence {
   std::vector<int32_t> all_;
 };
 
-std::vector<float> run(const Kernels& kernels, int workers, bool poison, const std::vector<int>& chunks) {
-  Program program(std::make_shared<Pool>(workers, std::vector<int>{}), kernels, Builder(poison).spec);
-  Sequence sequence;
+struct Found {
   std::vector<float> logits;
+  std::vector<int32_t> drawn;
+};
+
+Found run(const Kernels& kernels, int workers, const ProgramSpec& spec, const std::vector<int>& chunks,
+          bool scored = true) {
+  Program program(std::make_shared<Pool>(workers, std::vector<int>{}), kernels, spec);
+  Sequence sequence;
+  Found found;
   int start = 0;
-  for (int n : chunks) sequence.run(program, start, n, logits), start += n;
-  return logits;
+  for (int n : chunks) sequence.run(program, start, n, scored, found.logits, found.drawn), start += n;
+  return found;
 }
 
 void test_bits(const Kernels& kernels) {
-  const auto expected = run(kernels, 1, false, {80, 80, 80, 80, 80, 80, 80, 1});
-  const auto same = [&](const std::vector<float>& other) {
-    return other.size() == expected.size() && !memcmp(other.data(), expected.data(), expected.size() * sizeof(float));
+  const Found expected = run(kernels, 1, Builder(false).spec, {80, 80, 80, 80, 80, 80, 80, 1});
+  const auto same = [&](const Found& other) {
+    return other.drawn == expected.drawn && other.logits.size() == expected.logits.size() &&
+           !memcmp(other.logits.data(), expected.logits.data(), expected.logits.size() * sizeof(float));
   };
-  CHECK(std::isfinite(expected.back()));
-  CHECK(same(run(kernels, 3, true, {1, 16, 17, 46, 80, 79, 1, 80, 80, 80, 80, 1})));
-  CHECK(same(run(kernels, 8, false, {80, 80, 80, 80, 80, 80, 70, 2, 7, 1, 1})));
+  CHECK(std::isfinite(expected.logits.back()));
+  const std::vector<int> mixed = {1, 16, 17, 46, 80, 79, 1, 80, 80, 80, 80, 1};
+  CHECK(same(run(kernels, 3, Builder(true).spec, mixed)));
+  CHECK(same(run(kernels, 8, Builder(false).spec, {80, 80, 80, 80, 80, 80, 70, 2, 7, 1, 1})));
+  CHECK(same(run(kernels, 3, Builder(true, true).spec, mixed)));
+  for (int workers : {1, 2, 8}) {
+    const Found unseen = run(kernels, workers, Builder(true, true).spec, mixed, false);
+    CHECK(unseen.drawn == expected.drawn && unseen.logits.empty());
+  }
 }
 
-bool refused(const std::function<void(ProgramSpec&)>& change) {
-  ProgramSpec spec = Builder(false).spec;
+bool refused(const std::function<void(ProgramSpec&)>& change, bool fused = false) {
+  ProgramSpec spec = Builder(false, fused).spec;
   change(spec);
   try {
     Program program(std::make_shared<Pool>(1, std::vector<int>{}), kernels_of("auto"), spec);
@@ -256,6 +275,11 @@ void test_refusals() {
   CHECK(refused([](ProgramSpec& s) { first(s, Op::GatherCols).vector = first(s, Op::NormRound).vector; }));
   CHECK(refused([](ProgramSpec& s) { first(s, Op::GatherCols).a = first(s, Op::Embed).out; }));
   CHECK(refused([](ProgramSpec& s) { first(s, Op::Sample).a = first(s, Op::Embed).out; }));
+  CHECK(!refused([](ProgramSpec&) {}, true));
+  CHECK(refused([](ProgramSpec& s) { first(s, Op::LinearSample).out = first(s, Op::Embed).out; }, true));
+  CHECK(refused([](ProgramSpec& s) { first(s, Op::LinearSample).weights = first(s, Op::LinearAdd).weights; }, true));
+  CHECK(refused([](ProgramSpec& s) { first(s, Op::LinearSample).scale = 0; }, true));
+  CHECK(refused([](ProgramSpec& s) { s.nodes.push_back(first(s, Op::Embed)); }, true));
 }
 
 }  // namespace

@@ -392,6 +392,61 @@ void test_masks_and_chains(const Kernels& k) {
   std::printf("masks and chains\n");
 }
 
+// Draws from pieces of rows, by several workers, against sample_row of whole rows.
+void test_pieces(const Kernels& k) {
+  check::Random rng(77);
+  int invalid = 0, masked = 0, noisy = 0;
+  for (int round = 0; round < 300; round++) {
+    const int n = kSizes[rng.below(round % 20 ? 10 : 11)];
+    std::vector<float> x = random_logits(n, round % 3 ? 3 : 0.01, round + 1000);
+    const float odd[] = {std::nanf(""), kInf, -kInf};
+    if (round % 4 == 0)
+      for (float& v : x) v = std::round(v);  // ties
+    if (round % 7 == 0)
+      for (float& v : x) v = rng.below(2) ? -kInf : v;
+    if (round % 5 == 0) x[static_cast<size_t>(rng.below(n))] = odd[rng.below(3)];
+    if (round % 50 == 0) std::fill(x.begin(), x.end(), round % 100 ? 0.f : -kInf);
+    Settings s;
+    const float temperatures[] = {0, 1, 0.3f, 2, 1e-6f, 1e-35f, 1e30f};
+    s.temperature = temperatures[rng.below(7)];
+    s.top_k = rng.below(8) ? 0 : 1;
+    s.num_top = -1;
+    if (rng.below(3) == 0) {
+      s.mask.resize(static_cast<size_t>(1 + rng.below((n + 31) / 32)));
+      for (uint32_t& word : s.mask) word = rng.below(4) ? static_cast<uint32_t>(rng.next() & rng.next()) : 0;
+      if (rng.below(3) == 0) std::fill(s.mask.begin(), s.mask.end(), UINT32_MAX);
+    }
+    const uint64_t key = rng.next();
+    const float inverse = s.temperature == 0 || s.top_k == 1 ? 0 : std::min(1 / s.temperature, 1e30f);
+    const DrawRow row{nullptr, inverse, noise_row(key, round), s.mask.empty() ? nullptr : s.mask.data(),
+                      static_cast<int>(s.mask.size())};
+    const Result whole = run(k, x, s, key, round);
+    for (int workers : {1, 3}) {
+      DrawState states[3];
+      for (int first = 0, piece; first < n; first += piece) {  // a state sees pieces in ascending order
+        piece = 32 * (1 + rng.below(8));
+        const int cols = std::min(piece, n - first);
+        check::Guarded<float> y(static_cast<size_t>(cols));
+        std::copy_n(x.begin() + first, cols, y.data());
+        k.draw({&row, states + rng.below(workers), y.data(), cols, first, cols}, 0, 1);
+      }
+      const int token = end_draw(row, states, 1, workers);
+      CHECK(token == whole.token && (token < 0) == (whole.invalid != 0));
+    }
+    invalid += whole.invalid, masked += !s.mask.empty(), noisy += inverse > 0;
+  }
+  CHECK(invalid > 20 && masked > 50 && noisy > 100);
+  // Rows whose logits are wanted keep them, and no others.
+  const std::vector<float> x = random_logits(2 * 64, 3, 1);
+  check::Guarded<float> kept(100);
+  const DrawRow rows[] = {{kept.data(), 1, 1, nullptr, 0}, {nullptr, 1, 1, nullptr, 0}};
+  DrawState states[2];
+  k.draw({rows, states, x.data(), 64, 32, 60}, 0, 2);
+  CHECK(std::equal(x.begin(), x.begin() + 60, kept.data() + 32) && kept.intact() && std::isnan(kept[31]));
+  CHECK(std::isnan(kept[92]) && states[0].count == 0 && states[1].count > 0);
+  std::printf("draw\n");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -402,6 +457,7 @@ int main(int argc, char** argv) {
     test_truncation(*k);
     test_rows(*k);
     test_masks_and_chains(*k);
+    test_pieces(*k);
   }
   return check::finish();
 }

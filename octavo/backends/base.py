@@ -154,7 +154,10 @@ class Program(Protocol):
         ...
 
     def logits(self) -> F32:
-        """[R, vocab] of the last run; valid until the next."""
+        """[R, vocab] of the last run; valid until the next.
+
+        ValueError where the backend left some out: those of rows without scores (num_top -1) may be drawn from unseen.
+        """
         ...
 
     def output(self, name: str) -> F32:

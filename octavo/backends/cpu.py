@@ -70,7 +70,15 @@ class CpuBackend:
 
     name = "cpu"
     fusions = frozenset(
-        {"norm_round", "linear_add", "linear_act_round", "linear_act_mul_round", "rope_kv_write", "attention_round"}
+        {
+            "norm_round",
+            "linear_add",
+            "linear_act_round",
+            "linear_act_mul_round",
+            "linear_sample",
+            "rope_kv_write",
+            "attention_round",
+        }
     )
 
     def __init__(
@@ -152,6 +160,11 @@ class CpuProgram:
     @property
     def arena_bytes(self) -> int:
         return self._program.arena_bytes
+
+    @property
+    def touched_bytes(self) -> int:
+        """Of the arena: what has memory behind it."""
+        return self._program.touched_bytes
 
     def run(self, batch: StepBatch) -> StepHandle:
         """Raises ValueError naming the array, index, value and limit where the batch is wrong; nothing is run then."""

@@ -168,6 +168,11 @@ def _linear_act(
     _linear(low, native, node, ops.Linear())
 
 
+def _linear_sample(low: _Lowering, native: _native.Node, node: Node, a: ops.LinearSample) -> None:
+    native.scale, native.softcap = a.scale, a.softcap
+    _linear(low, native, node, ops.Linear())
+
+
 def _rope(low: _Lowering, native: _native.Node, node: Node, a: ops.Rope) -> None:
     x, positions = node.ins
     _need_input(node, positions)
@@ -326,6 +331,7 @@ _FILL: dict[type[ops.Attrs], Callable[[_Lowering, _native.Node, Node, Any], None
     ops.LinearAdd: _linear_add,
     ops.LinearActRound: _linear_act,
     ops.LinearActMulRound: _linear_act,
+    ops.LinearSample: _linear_sample,
     ops.Rope: _rope,
     ops.KvWrite: _kv_write,
     ops.RopeKvWrite: _rope_kv_write,

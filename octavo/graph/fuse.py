@@ -127,6 +127,25 @@ def _linear_act_mul_round(linear: Node, uses: _Uses) -> _Match | None:
     )
 
 
+def _linear_sample(linear: Node, uses: _Uses) -> _Match | None:
+    if not isinstance(linear.attrs, ops.Linear) or len(linear.ins[1].parts) != 1:
+        return None
+    chain, scale, softcap = [linear], 1.0, 0.0
+    if (node := uses.sole(chain[-1].outs[0], ops.Scale)) and isinstance(node.attrs, ops.Scale):
+        chain, scale = [*chain, node], node.attrs.factor
+    if (node := uses.sole(chain[-1].outs[0], ops.Softcap)) and isinstance(node.attrs, ops.Softcap):
+        chain, softcap = [*chain, node], node.attrs.cap
+    (logits,) = chain[-1].outs
+    readers = [node for node, _ in uses.readers.get(id(logits), [])]
+    if (
+        len(readers) != 1
+        or not isinstance(readers[0].attrs, ops.Sample)
+        or (len(chain) > 1 and scale == 1 and not softcap)
+    ):
+        return None
+    return _match(ops.LinearSample(scale, softcap), linear.ins, (logits,), *chain, readers[0])
+
+
 def _rope_kv_write(write: Node, uses: _Uses) -> _Match | None:
     if not isinstance(write.attrs, ops.KvWrite):
         return None
@@ -164,6 +183,7 @@ _MATCHERS: dict[str, Callable[[Node, _Uses], _Match | None]] = {
     "linear_add": _linear_add,
     "linear_act_round": _linear_act_round,
     "linear_act_mul_round": _linear_act_mul_round,
+    "linear_sample": _linear_sample,
     "rope_kv_write": _rope_kv_write,
     "attention_round": _attention_round,
 }

@@ -393,3 +393,15 @@ class AttentionRound(Attrs):
 
     op = "attention_round"
     attention: Attention
+
+
+@dataclass(frozen=True)
+class LinearSample(Attrs):
+    """(x[R,K], weight[vocab,K]), perhaps bias -> logits[R,vocab] = linear, times `scale`, softcap where > 0; and sample.
+
+    The same tokens and scores. A backend may leave out logits of rows whose draw needs none: `Program.logits`.
+    """
+
+    op = "linear_sample"
+    scale: float = 1.0
+    softcap: float = 0.0

@@ -9,7 +9,7 @@ from typing import Any
 from octavo.graph import ops
 from octavo.graph.ir import Dim, DType, Graph, Kind, Node, R, T, Value
 
-_SORTED = (ops.Linear, ops.LinearAdd, ops.LinearActMulRound)
+_SORTED = (ops.Linear, ops.LinearAdd, ops.LinearActMulRound, ops.LinearSample)
 """Operations whose inputs the builder sorts as the columns of the weight are."""
 
 FLOATS = (DType.F32, DType.BF16, DType.A8)
@@ -391,6 +391,13 @@ def _sample(graph: Graph, node: Node, _: Any) -> str | None:
     return _first([(shape, "logits are an output [R, vocab]"), _f32(logits)])
 
 
+def _linear_sample(graph: Graph, node: Node, a: ops.LinearSample) -> str | None:
+    (_x, w, *bias), (logits,) = node.ins, node.outs
+    shape = (logits.rows, logits.cols) == (R, graph.vocab_size) and logits.kind is Kind.OUTPUT
+    return _first([*_product(node, w, logits.cols, bias), (shape, "logits are an output [R, vocab]"), _f32(logits),
+                   (len(w.parts) == 1, "the weight is not one tensor"), (a.softcap >= 0, "softcap is negative")])  # fmt: skip
+
+
 _CHECKS: dict[str, Callable[[Graph, Node, Any], str | None]] = {
     "embed": _embed, "rms_norm": _any_norm, "layer_norm": _any_norm, "round": _round, "linear": _linear, "rope": _rope, "kv_write": _kv_write,
     "attention": _attention, "act_mul": _act_mul, "act": _map, "scale": _map, "softcap": _map, "clamp": _map,
@@ -398,7 +405,7 @@ _CHECKS: dict[str, Callable[[Graph, Node, Any], str | None]] = {
     "concat": _concat, "route": _route, "dispatch": _dispatch, "expert_linear": _expert_linear, "combine": _combine,
     "gather_cols": _gather_cols, "lora_shrink": _lora_shrink, "lora_expand": _lora_expand,
     "norm_round": _norm_round, "linear_add": _linear_add, "linear_act_round": _linear_act_round,
-    "linear_act_mul_round": _linear_act_mul_round,
+    "linear_act_mul_round": _linear_act_mul_round, "linear_sample": _linear_sample,
     "split_heads": _split_heads, "head_linear": _head_linear,
     "rope_kv_write": _rope_kv_write, "attention_round": _attention_round,
 }  # fmt: skip
@@ -408,6 +415,12 @@ _EXPANDS: dict[str, Callable[[Any], tuple[ops.Attrs, ...]]] = {
     "linear_add": lambda a: (ops.Linear(), ops.Add()),
     "linear_act_round": lambda a: (ops.Linear(), ops.Act(a.act), ops.Round()),
     "linear_act_mul_round": lambda a: (ops.Linear(), ops.ActMul(a.act), ops.Round()),
+    "linear_sample": lambda a: (
+        ops.Linear(),
+        *((ops.Scale(a.scale),) if a.scale != 1 else ()),
+        *((ops.Softcap(a.softcap),) if a.softcap else ()),
+        ops.Sample(),
+    ),
     "rope_kv_write": lambda a: (a.rope, a.rope, a.kv_write),
     "attention_round": lambda a: (a.attention, ops.Round()),
 }
