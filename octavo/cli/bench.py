@@ -56,6 +56,12 @@ def _decode(config: EngineConfig, o: Options) -> Iterator[Result]:
     yield decode.measure(config, o.num_prompts or 64, o.input_len or 320, o.repeat)
 
 
+def _overhead(config: EngineConfig, o: Options) -> Iterator[Result]:
+    from octavo.bench import overhead
+
+    yield from overhead.measure(config, o.num_prompts or 64, o.input_len or 256, o.output_len or 128)
+
+
 def _serve(config: EngineConfig, o: Options) -> Iterator[Result]:
     from octavo.bench.serve import Server, Workload, measure
 
@@ -106,6 +112,7 @@ WORKLOADS: dict[str, Callable[[EngineConfig, Options], Iterator[Result]]] = {
     "latency": _latency,
     "prefill": _prefill,
     "decode": _decode,
+    "overhead": _overhead,
     "serve": _serve,
     "prefix": _prefix,
     "startup": _startup,

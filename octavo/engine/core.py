@@ -15,6 +15,7 @@ import msgspec
 from octavo.config import EngineConfig
 from octavo.engine.load import Report, load
 from octavo.engine.messages import Abort, Add, LoadAdapter, Progress, Reply, Stats, StepOutput, UnloadAdapter
+from octavo.engine.phases import Phase, StepClock
 from octavo.explain import Explanation
 from octavo.pooling import Pool
 from octavo.request import FinishReason, ParameterError, Request
@@ -48,6 +49,7 @@ class Engine:
         self._steps = 0
         self._checked = 0  # steps at the last check
         self._step_seconds = 0.0
+        self.clock = StepClock()
         self._compiler: Compiler | None = None  # made for the first grammar
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable after `wake`, until the next step
         self._tier = self.loaded.tier
@@ -195,7 +197,8 @@ class Engine:
 
     def step(self) -> StepOutput | None:
         """Compute one step. None when there was nothing to do or to tell."""
-        started = time.perf_counter()
+        started, clock = time.perf_counter(), self.clock
+        clock.begin()
         self._sleep_again()
         if self._tier is not None:
             self._tier.work()
@@ -204,7 +207,11 @@ class Engine:
         ended += map(_progress, self._scheduler.dropped())
         if step is None:
             return StepOutput(self._epoch, ended, self.stats()) if ended else None
-        result = self._program.run(self._batches.build(step)).result()
+        clock.end(Phase.SCHEDULE)
+        batch = self._batches.build(step)
+        clock.end(Phase.BATCH)
+        result = self._program.run(batch).result()
+        clock.end(Phase.RUN)
         if self._tier is not None:
             for request in step.prompts_done():
                 self._tier.offer(request, request.num_cached)
@@ -216,7 +223,10 @@ class Engine:
             self._tier.stepped(seconds)
         self._step_seconds += seconds
         self._scheduler.took(step, seconds)
-        return StepOutput(self._epoch, ended + [_progress(u) for u in updates], self.stats())
+        clock.end(Phase.COMMIT)
+        output = StepOutput(self._epoch, ended + [_progress(u) for u in updates], self.stats())
+        clock.end(Phase.EMIT)
+        return output
 
     def _sleep_again(self) -> None:
         """Before gates are looked at, so that none opens unseen."""

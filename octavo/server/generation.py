@@ -144,16 +144,15 @@ class Generation:
         # Only now: what is refused takes nothing of a quota.
         self._call.num_prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
 
-    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
+    def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """(choice, delta) as they come; the last delta of a choice has a finish_reason.
 
         Raises ApiError when the request fails or the engine dies. Ending the iteration early aborts what is left.
         """
-        if self._asked.n == self.params.n:
-            async with aclosing(self._arriving()) as arriving:
-                async for item in arriving:
-                    yield item
-            return
+        return self._arriving() if self._asked.n == self.params.n else self._best()
+
+    async def _best(self) -> AsyncGenerator[tuple[int, Delta], None]:
+        """Deltas of the best candidates, once all have ended."""
         kept: list[list[Delta]] = [[] for _ in self.outputs]
         async with aclosing(self._arriving()) as arriving:
             async for candidate, delta in arriving:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterable
+from encodings.utf_8 import IncrementalDecoder
 
 from octavo.text.tokenizer import Tokenizer
 
@@ -22,7 +22,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip = tokenizer.special_ids - keep if skip_special_tokens else frozenset()
         self._first = not continues
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._utf8 = IncrementalDecoder("replace")
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens complete; an unfinished character is held back. O(1) per token."""
@@ -34,6 +34,11 @@ class Detokenizer:
             if piece is not None:
                 data += piece
                 self._first = False
+        if not self._utf8.buffer:
+            try:
+                return data.decode()  # as nearly always: whole characters
+            except UnicodeDecodeError:
+                pass
         return self._utf8.decode(data)
 
     def finish(self) -> str:

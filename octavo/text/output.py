@@ -99,7 +99,7 @@ class ChoiceOutput:
         """Append to the text; (end, start, stop string) of the match that is complete first, in characters of _text."""
         old = len(self._text)
         self._text += new
-        if not new or self.num_tokens <= self._params.min_tokens:
+        if not new or not self._longest_stop or self.num_tokens <= self._params.min_tokens:
             return None
         best: tuple[int, int, str] | None = None
         for stop in self._params.stop:
@@ -110,7 +110,7 @@ class ChoiceOutput:
 
     def _take(self, flush: bool) -> str:
         """Text that can no longer become part of a stop string."""
-        keep = 0 if flush else self._held()
+        keep = 0 if flush or not self._longest_stop else self._held()
         safe = len(self._text) - keep
         given, self._text = self._text[:safe], self._text[safe:]
         return given
