@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <new>
 #include <string>
+#include <system_error>
 #include <vector>
 
 namespace octavo {
@@ -25,23 +27,46 @@ class Refused : public std::bad_alloc {
   std::string text_;
 };
 
+// Address space of so many pages, from an address on that huge pages can begin at.
+uint8_t* reserve(size_t size, int protection, bool huge_pages) {
+  const size_t slack = huge_pages ? kHugePage : 0;
+  if (size + slack < size) throw Refused(size);  // more than there are addresses
+  void* p = mmap(nullptr, size + slack, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) throw Refused(size);
+  auto* start = static_cast<uint8_t*>(p);
+  auto* data = reinterpret_cast<uint8_t*>(align_up(reinterpret_cast<size_t>(start), huge_pages ? kHugePage : 1));
+  if (data > start) munmap(start, static_cast<size_t>(data - start));
+  const size_t tail = slack - static_cast<size_t>(data - start);
+  if (tail) munmap(data + size, tail);
+  return data;
+}
+
+size_t pages_of(size_t bytes) {
+  return align_up(std::max<size_t>(bytes, 1), static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+}
+
 }  // namespace
 
 Memory::Memory(size_t bytes, bool huge_pages) : bytes_(bytes) {
-  const size_t size = align_up(std::max<size_t>(bytes, 1), static_cast<size_t>(sysconf(_SC_PAGESIZE)));
-  const size_t slack = huge_pages ? kHugePage : 0;  // huge pages need their own alignment
-  if (size + slack < bytes) throw Refused(bytes);   // more than there are addresses
-  void* p = mmap(nullptr, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p == MAP_FAILED) throw Refused(bytes);
-  auto* start = static_cast<uint8_t*>(p);
-  data_ = reinterpret_cast<uint8_t*>(align_up(reinterpret_cast<size_t>(start), huge_pages ? kHugePage : 1));
-  if (data_ > start) munmap(start, static_cast<size_t>(data_ - start));
-  const size_t tail = slack - static_cast<size_t>(data_ - start);
-  if (tail) munmap(data_ + size, tail);
+  const size_t size = pages_of(bytes);
+  if (size < bytes) throw Refused(bytes);
+  data_ = reserve(size, PROT_READ | PROT_WRITE, huge_pages);
   madvise(data_, size, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);  // whatever the system's default; may be refused
 }
 
-Memory::~Memory() { munmap(data_, align_up(std::max<size_t>(bytes_, 1), static_cast<size_t>(sysconf(_SC_PAGESIZE)))); }
+Memory::Memory(int file, size_t offset, size_t bytes) : bytes_(bytes) {
+  const size_t size = pages_of(bytes);
+  data_ = reserve(size, PROT_NONE, true);
+  const int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
+  if (mmap(data_, size, PROT_READ | PROT_WRITE, flags, file, static_cast<off_t>(offset)) == MAP_FAILED) {
+    const int error = errno;
+    munmap(data_, size);
+    throw std::system_error(error, std::generic_category(), "a file cannot be mapped");
+  }
+  madvise(data_, size, MADV_HUGEPAGE);  // pages that are read from now on, where the file system can
+}
+
+Memory::~Memory() { munmap(data_, pages_of(bytes_)); }
 
 size_t Memory::touched_bytes() const {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));

@@ -1,4 +1,4 @@
-// A range of memory reserved at once and touched on use: weights, KV cache, temporaries.
+// A range of memory: reserved at once and touched on use (weights, KV cache, temporaries), or the bytes of a file.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +12,9 @@ constexpr size_t align_up(size_t n, size_t to) { return (n + to - 1) / to * to; 
 class Memory {
  public:
   Memory(size_t bytes, bool huge_pages);  // throws std::bad_alloc, saying so, when the space is refused
+  // Bytes [offset, offset + bytes) of an open file, shared with all processes that map them; what is written to them
+  // stays here. `offset` is a multiple of the page size. Throws std::system_error.
+  Memory(int file, size_t offset, size_t bytes);
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;

@@ -238,6 +238,10 @@ NB_MODULE(_native, m) {
 
   nb::class_<Memory>(m, "Memory")
       .def(nb::init<size_t, bool>(), "num_bytes"_a, "huge_pages"_a)
+      .def_static(
+          "of_file",
+          [](int file, size_t offset, size_t bytes) { return std::make_shared<Memory>(file, offset, bytes); }, "file"_a,
+          "offset"_a, "num_bytes"_a)
       .def_prop_ro("num_bytes", &Memory::bytes)
       .def_prop_ro("touched_bytes", &Memory::touched_bytes)
       .def(

@@ -37,6 +37,10 @@ class Memory:
     """Zeroed address space, touched on use. MemoryError when it is refused."""
 
     def __init__(self, num_bytes: int, huge_pages: bool) -> None: ...
+    @staticmethod
+    def of_file(file: int, offset: int, num_bytes: int) -> Memory:
+        """Bytes of an open file, by its descriptor, from a multiple of the page size on; shared with all processes that map
+        them. What is written to them stays in this process. RuntimeError where the file cannot be mapped."""
     @property
     def num_bytes(self) -> int: ...
     @property

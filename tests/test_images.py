@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo.weights import image_file, images
-from octavo.weights.image_file import ImageId
+from octavo.weights.image_file import Damaged, ImageId
 from octavo.weights.images import ImageStore, NoRoom, stored_images
 
 ONE, TWO = ImageId(bytes(range(16)), bytes(16)), ImageId(bytes(16), bytes(range(16)))
@@ -28,15 +28,26 @@ def write(store: ImageStore, id: ImageId = ONE, data: NDArray[np.uint8] | None =
 
 
 def read(store: ImageStore, id: ImageId = ONE, size: int = SIZE, num_threads: int = 1) -> NDArray[np.uint8] | None:
+    file = store.open(id, size)
+    if file is None:
+        return None
     out = np.zeros(size, np.uint8)
-    return out if store.read(id, out, num_threads) else None
+    try:
+        with file:
+            file.read(out, num_threads)
+            file.check(out, num_threads)
+    except Damaged:
+        store.remove(id)
+        return None
+    store.used(id)
+    return out
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three chunks in an image, few zeros in a header."""
     monkeypatch.setattr(image_file, "CHUNK", 512)
-    monkeypatch.setattr(image_file, "_ALIGN", 64)
+    monkeypatch.setattr(image_file, "ALIGN", 64)
     monkeypatch.setattr(image_file, "SYNC", 2)
 
 
@@ -50,7 +61,13 @@ def test_images_come_back(tmp_path: Path, small: None, size: int) -> None:
         found = read(store, size=size, num_threads=num_threads)
         assert found is not None
         np.testing.assert_array_equal(found, data)
-    assert store.read(ONE, np.empty(size, np.uint8), 1, lambda done, total: told.append((done, total)))
+    file = store.open(ONE, size)
+    assert file is not None
+    with file:
+        file.read(found, 1, lambda done, total: told.append((done, total)))
+        found[-1] ^= 1
+        with pytest.raises(Damaged):
+            file.check(found, 2)
     assert told[-1] == (size, size) and told == sorted(told)
     assert ONE in store and TWO not in store and read(store, TWO) is None
     (listed,) = stored_images(tmp_path / "made")

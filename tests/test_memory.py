@@ -169,14 +169,15 @@ OVERHEAD = 96 * 2**20
 the arena of 512 tokens 14 MB, and while packing one source tensor, the largest of 31 MB. The README states it."""
 
 RUN = """
-import json, random, sys
+import json, random, sys, time
+from pathlib import Path
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import Add
 from octavo.request import SamplingParams
 
 rng = random.Random(0)
-engine = Engine(EngineConfig(model=sys.argv[1]))
+engine = Engine(EngineConfig(model=sys.argv[1], weights_cache=sys.argv[2]))
 for i in range(6):
     prompt = [rng.randrange(49152) for _ in range(300)]
     engine.add(Add(str(i), prompt, SamplingParams(max_tokens=4, ignore_eos=True, logprobs=5), seed=i))
@@ -185,19 +186,35 @@ while (output := engine.step()) is not None:
     blocks = max(blocks, output.stats.kv_blocks_held + output.stats.kv_blocks_cached)
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 loaded = engine.loaded
+end = time.monotonic() + 60
+while not list(Path(sys.argv[2]).glob("*.weights")):
+    assert time.monotonic() < end
+    time.sleep(0.01)
 print(json.dumps({"peak": int(peak.split()[1]) * 1024, "weights": loaded.weights.num_bytes,
-                  "kv": loaded.state.touched_bytes, "blocks": blocks, "block": loaded.kv.block_bytes}))
+                  "packed": "pack" in loaded.phases, "kv": loaded.state.touched_bytes, "blocks": blocks, "block": loaded.kv.block_bytes}))
 """
 
 
-def test_peak_memory_of_a_run(demo: Path) -> None:
-    root = Path(__file__).parents[1]
-    command = [sys.executable, "-c", RUN, str(demo)]
-    seen = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=root).stdout)
+def test_peak_memory_of_a_run(demo: Path, tmp_path: Path) -> None:
+    """Of the first start, which packs the weights, and of the second, which maps them."""
+    for packs in (True, False):
+        seen = run(RUN, demo, tmp_path)
+        assert seen["packed"] == packs
+        check_peak(seen, demo.stat().st_size)
+
+
+def run(script: str, *arguments: Path) -> dict[str, Any]:
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
+    seen: dict[str, Any] = json.loads(done.stdout)
+    return seen
+
+
+def check_peak(seen: dict[str, Any], file_bytes: int) -> None:
     assert seen["blocks"] == 6 * 19  # of 303 tokens
     # Touched is counted in pages of 4096 bytes: at most two more per layer, head and run of blocks.
     assert seen["blocks"] * seen["block"] <= seen["kv"] <= seen["blocks"] * seen["block"] + 30 * 3 * 2 * 4096
-    assert seen["weights"] < 1.05 * demo.stat().st_size
+    assert seen["weights"] < 1.05 * file_bytes
     assert seen["weights"] < seen["peak"] <= seen["weights"] + seen["kv"] + OVERHEAD
 
 
@@ -272,9 +289,6 @@ def test_peak_memory_of_packing_does_not_grow_with_a_matrix(
 ) -> None:
     """Matrices of 8 million values, 34 MB in float32 and more while they are decoded."""
     path = save_quantised(tmp_path / "model", quantization, write, **WIDE)
-    command = [sys.executable, "-c", PACK, str(path)]
-    root = Path(__file__).parents[1]
-    seen = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, cwd=root).stdout)
-    print(seen)
+    seen = run(PACK, path)
     source = 1024 * 8192 * (0.5 if write is wide_gptq else 1)
     assert seen["peak"] <= seen["before"] + seen["weights"] + source + DECODING

@@ -22,7 +22,7 @@ from octavo.engine.messages import Add, pooled
 from octavo.graph.adapt import targets
 from octavo.models import build_graph
 from octavo.request import SamplingParams
-from octavo.weights import images
+from octavo.weights import image_file
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.digest import WeightsDigest
 from octavo.weights.images import ImageStore
@@ -37,8 +37,10 @@ GGUF = "gguf/tiny-llama-q4_1.gguf"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this user's caches are; even the smallest models are kept."""
+    """Where this user's caches are; even the smallest models are kept, in small files, and mapped."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(image_file, "ALIGN", 2**16)
+    monkeypatch.setattr(cpu_weights, "in_huge_pages", lambda mapped: True)
     monkeypatch.setattr(packed, "MIN_BYTES", 0)
     return tmp_path / "home" / "octavo"
 
@@ -107,11 +109,18 @@ def restored(checkpoint: Checkpoint, activations: str, store: ImageStore) -> Non
     """Through a file and back, byte for byte."""
     backend, graph = CpuBackend(num_threads=2), build_graph(checkpoint, activations)
     first, packing = backend.pack(graph, checkpoint), backend.packing(graph)
-    id = images.ImageId(os.urandom(16), packing.digest())
+    id = image_file.ImageId(os.urandom(16), packing.digest())
     store.write(id, "", first.image, lambda: False)
-    again = packing.restored(lambda out: store.read(id, out, 2))
-    assert again is not None and (again.parts, again.vectors) == (first.parts, first.vectors)
-    np.testing.assert_array_equal(again.image, first.image)
+    file = store.open(id, packing.num_bytes)
+    assert file is not None
+    with file:
+        read, mapped = packing.empty(), packing.mapped(file.descriptor, file.start)
+        assert mapped is not None
+        file.read(read.image, 2)
+        file.check(mapped.image, 2)
+    for again in (read, mapped):
+        assert (again.parts, again.vectors) == (first.parts, first.vectors)
+        np.testing.assert_array_equal(again.image, first.image)
 
 
 @pytest.mark.parametrize("name", ALL)

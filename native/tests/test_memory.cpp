@@ -1,6 +1,12 @@
-// Reserved memory is zero, aligned, and takes only what is touched.
+// Reserved memory is zero, aligned, and takes only what is touched; that of a file is its bytes.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
 #include <new>
 #include <string>
+#include <system_error>
+#include <vector>
 
 #include "check.h"
 #include "memory.h"
@@ -40,6 +46,31 @@ void test_refused() {
   }
 }
 
+// Written to, it differs from the file, which stays what it was.
+void test_file() {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), bytes = 3 * page + 5;
+  char path[] = "/tmp/test_memory_XXXXXX";
+  const int file = mkstemp(path);
+  unlink(path);
+  std::vector<uint8_t> content(page + bytes);
+  for (size_t i = 0; i < content.size(); i++) content[i] = static_cast<uint8_t>(i * 31 >> 3);
+  CHECK(write(file, content.data(), content.size()) == static_cast<ssize_t>(content.size()));
+  Memory memory(file, page, bytes), other(file, page, bytes);
+  CHECK(memory.bytes() == bytes && reinterpret_cast<size_t>(memory.data()) % (size_t{2} << 20) == 0);
+  CHECK(memcmp(memory.data(), content.data() + page, bytes) == 0);
+  memory.data()[7]++;
+  uint8_t stored;
+  CHECK(pread(file, &stored, 1, static_cast<off_t>(page + 7)) == 1 && stored == content[page + 7]);
+  CHECK(other.data()[7] == stored && memory.data()[7] != stored);
+  int refused = 0;
+  for (const auto& [descriptor, offset] : {std::pair{file, size_t{5}}, {-1, page}}) try {
+      Memory none(descriptor, offset, bytes);
+    } catch (const std::system_error&) { refused++; }
+  CHECK(refused == 2);
+  close(file);
+  CHECK(memcmp(other.data(), content.data() + page, bytes) == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -49,5 +80,7 @@ int main() {
   puts("huge pages");
   test_refused();
   puts("refusal");
+  test_file();
+  puts("file");
   return check::finish();
 }

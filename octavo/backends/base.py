@@ -178,9 +178,13 @@ class Packing(Protocol):
         """16 bytes, of all that the packed bytes depend on beside the files of the checkpoint."""
         ...
 
-    def restored(self, fill: Callable[[NDArray[np.uint8]], bool]) -> Any:
-        """What `Backend.pack` makes, of the bytes that `fill` writes into its argument [num_bytes]. None where that
-        returns False."""
+    def empty(self) -> Any:
+        """Weights whose `image` [num_bytes] is to be filled with what was that of packed ones."""
+        ...
+
+    def mapped(self, file: int, start: int) -> Any:
+        """Weights whose `image` is that of a file, by its descriptor, from `start` on: not read yet, and shared with other
+        processes. None where products with them would be slower. Raises RuntimeError where it cannot be mapped."""
         ...
 
 

@@ -130,10 +130,9 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
             weights = backend.pack(graph, checkpoint, _slow("packing the weights", report))
             if kept:
                 kept.keep(weights.image)
+    free = partial(_free, kept.mapped_bytes if kept else 0)
     reader = (
-        AdapterReader(backend, _targets(graph, checkpoint), config.max_lora_rank, free_memory)
-        if config.num_adapters
-        else None
+        AdapterReader(backend, _targets(graph, checkpoint), config.max_lora_rank, free) if config.num_adapters else None
     )
     packed: dict[str, Packed] = {}
     if reader is not None and config.adapters:
@@ -149,11 +148,11 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
             max_num_seqs=config.max_num_seqs,
             max_step_tokens=max_tokens,
             wanted_bytes=config.kv_cache_memory or needed,
-            free_bytes=free_memory(),
+            free_bytes=free(),
         )
         state = backend.make_state(graph, kv.num_blocks)
     if reader is not None:
-        reader.free = partial(_beside, kv, state)
+        reader.free = partial(_beside, free, kv, state)
     limits = Limits(
         max_tokens=max_tokens,
         max_rows=max_rows,
@@ -278,9 +277,14 @@ def _targets(graph: Graph, checkpoint: Checkpoint) -> dict[str, tuple[int, int]]
     return {name: size for name, size in targets(graph).items() if not (joined and "query_key_value" in name)}
 
 
-def _beside(kv: KvSize, state: Any) -> int:
+def _free(mapped_bytes: int) -> int:
+    """Bytes free beside so many of weights in mapped files: the kernel would give up their pages before it refuses others."""
+    return max(0, free_memory() - mapped_bytes)
+
+
+def _beside(free: Callable[[], int], kv: KvSize, state: Any) -> int:
     """Bytes free beside the KV cache, which takes its memory as it is used."""
-    return free_memory() - kv.total_bytes + getattr(state, "touched_bytes", kv.total_bytes)
+    return free() - kv.total_bytes + getattr(state, "touched_bytes", kv.total_bytes)
 
 
 def _fetch(tier: DiskTier) -> Fetch:

@@ -22,7 +22,7 @@ from octavo.config import ConfigError, EngineConfig
 from octavo.disk import cache_home
 from octavo.engine.memory import format_bytes
 from octavo.weights.digest import WeightsDigest
-from octavo.weights.image_file import ImageId, Progress
+from octavo.weights.image_file import Damaged, ImageId, Progress
 from octavo.weights.images import ImageStore
 
 NICENESS = 19
@@ -48,6 +48,7 @@ class PackedCache:
         self._digest = digest
         self._model = model
         self._notify = notify
+        self.mapped_bytes = 0  # of the weights, which are pages of a file: the kernel counts them as free
         self._data: NDArray[np.uint8] | None = None
         self._thread: threading.Thread | None = None
         self._writing = False
@@ -55,10 +56,25 @@ class PackedCache:
 
     def read(self, num_threads: int, progress: Progress | None) -> Any | None:
         """The packed weights, or None where they are to be packed. Every byte is checked."""
-        weights = self._digest.known()
-        if weights is None or (image := self._image(weights)) not in self._store:
+        digest = self._digest.known()
+        if digest is None or (opened := self._store.open(self._image(digest), self._packing.num_bytes)) is None:
             return None
-        return self._packing.restored(lambda out: self._store.read(image, out, num_threads, progress))
+        try:
+            with opened as file:
+                weights = self._packing.mapped(file.descriptor, file.start)
+                if weights is not None:
+                    file.check(weights.image, num_threads, progress)
+                    self.mapped_bytes = self._packing.num_bytes
+                else:
+                    weights = self._packing.empty()
+                    file.read(weights.image, num_threads, progress)
+        except Damaged:
+            self._store.remove(self._image(digest))
+            return None
+        except (OSError, RuntimeError):  # of a disk that cannot be read
+            return None
+        self._store.used(self._image(digest))
+        return weights
 
     def keep(self, data: NDArray[np.uint8]) -> None:
         """These are the packed weights; they do not change."""

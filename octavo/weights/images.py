@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.disk import StoredFile, is_stale, private, remove_oldest
-from octavo.weights.image_file import ImageId, Progress, Stopped, file_bytes, model_of, read_image, write_image
+from octavo.weights.image_file import Damaged, ImageFile, ImageId, Stopped, file_bytes, model_of, write_image
 
 KEPT_FREE = 0.05
 """Of the disk, what is left to others."""
@@ -57,21 +57,24 @@ class ImageStore:
     def __contains__(self, image: ImageId) -> bool:
         return (self.directory / image.name).is_file()
 
-    def read(self, image: ImageId, out: NDArray[np.uint8], num_threads: int, progress: Progress | None = None) -> bool:
-        """Fill `out`, which has the image's size. False where there is none, or none that can be used; `out` then holds
-        anything."""
-        path = self.directory / image.name
+    def open(self, image: ImageId, num_bytes: int) -> ImageFile | None:
+        """For the context of a `with`. None where there is none, or none that can be used."""
         try:
-            with path.open("rb", buffering=0) as file:
-                whole = read_image(file.fileno(), image, out, num_threads, progress)
+            return ImageFile(self.directory / image.name, image, num_bytes)
+        except Damaged:
+            self.remove(image)
         except OSError:
-            return False
+            pass
+        return None
+
+    def used(self, image: ImageId) -> None:
+        """It is the most recently used now."""
         with suppress(OSError):  # of a directory that cannot be written to
-            if whole:
-                os.utime(path)
-            else:
-                path.unlink(missing_ok=True)
-        return whole
+            os.utime(self.directory / image.name)
+
+    def remove(self, image: ImageId) -> None:
+        with suppress(OSError):
+            (self.directory / image.name).unlink(missing_ok=True)
 
     def write(self, image: ImageId, model: str, data: NDArray[np.uint8], stopped: Callable[[], bool]) -> None:
         """Store an image, unless it is there. The least recently used ones make room. When `stopped`, nothing is stored.
