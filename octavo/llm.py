@@ -22,7 +22,8 @@ from octavo.config import EngineConfig, ReasoningFormat, ToolFormat, offline
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress, pooled
 from octavo.outputs import PoolingRequestOutput, RequestOutput, Result
-from octavo.pooling import Pooling, embedding, logistic, similarities
+from octavo.pooled import embedding, logistic, similarities
+from octavo.pooling import Pooling
 from octavo.request import PLAIN, FinishReason, ParameterError, SamplingParams, Terms
 from octavo.text.chat import ChatFormat, ChatOptions, ChatPrompt
 from octavo.text.literal import GUARD

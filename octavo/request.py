@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from octavo.pooling import Pool
+    from octavo.pooled import Pool
 
 
 class FinishReason(enum.StrEnum):

@@ -21,7 +21,8 @@ from octavo.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import pooled
 from octavo.models import build_graph
-from octavo.pooling import Pooling, embedding, similarities
+from octavo.pooled import embedding, similarities
+from octavo.pooling import Pooling
 from octavo.request import ParameterError, SamplingParams
 from octavo.server.embeddings import EMBEDDINGS, EmbeddingRequest
 from octavo.server.pooled import PooledRequest

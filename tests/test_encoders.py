@@ -23,7 +23,8 @@ from octavo.backends.reference import ReferenceBackend, forward
 from octavo.config import ConfigError
 from octavo.graph.ir import Graph
 from octavo.models import build_graph
-from octavo.pooling import Pooling, logistic, similarities
+from octavo.pooled import logistic, similarities
+from octavo.pooling import Pooling
 from octavo.request import ParameterError
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.formats import dequantise

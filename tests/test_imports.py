@@ -16,7 +16,8 @@ ALLOWED: dict[str, set[str]] = {
     "bars": {"engine.messages"},
     "params": set(),
     "pooling": set(),
-    "request": {"params", "pooling"},
+    "pooled": {"pooling"},
+    "request": {"params", "pooled"},
     "explain": set(),
     "graph": set(),
     "models": {"graph", "weights.spec"},
@@ -29,12 +30,12 @@ ALLOWED: dict[str, set[str]] = {
     "grammar": {"request", "text"},
     "text": {"request", "weights", "engine.messages"},
     "engine": {
-        "config", "disk", "request", "pooling", "explain", "graph", "models", "weights", "sampling", "backends", "cache", "sched", "grammar",
+        "config", "disk", "request", "pooling", "pooled", "explain", "graph", "models", "weights", "sampling", "backends", "cache", "sched", "grammar",
         "quantize.at_load",
     },
     "outputs": {"request", "explain", "engine.messages", "text"},
-    "llm": {"bars", "outputs", "config", "request", "pooling", "explain", "engine", "text", "weights"},
-    "server": {"__version__", "config", "request", "pooling", "explain", "engine", "text", "weights"},
+    "llm": {"bars", "outputs", "config", "request", "pooling", "pooled", "explain", "engine", "text", "weights"},
+    "server": {"__version__", "config", "request", "pooling", "pooled", "explain", "engine", "text", "weights"},
     "bench": {"config", "disk", "request", "engine", "text", "weights", "graph", "backends"},
     "cli": {"*"},
     "__init__": {"llm", "outputs", "request"},
@@ -76,11 +77,22 @@ def test_no_module_needs_torch() -> None:
 
 
 def test_engine_process_loads_no_server() -> None:
-    code = "import sys, octavo.engine.process; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
+    loaded = modules_of("octavo.engine.process")
     assert "octavo.engine.core" in loaded
     assert not loaded & set(HEAVY)
+
+
+def test_commands_load_little_before_the_engine_starts() -> None:
+    loaded = modules_of("octavo.cli.main")
+    assert "octavo.engine.client" in loaded
+    assert not loaded & (set(HEAVY) - {"typer"} | {"numpy", "octavo._native", "yaml", "gguf"})
+
+
+def modules_of(name: str) -> set[str]:
+    """What importing it loads."""
+    code = f"import sys, {name}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
 
 
 def _part(file: Path) -> str:

@@ -18,7 +18,7 @@ import pytest
 
 from octavo.models import build_graph
 from octavo.text.tokenizer import load_tokenizer
-from octavo.weights import formats, locate
+from octavo.weights import formats, gguf_file, locate
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.gguf_file import read_gguf
 from octavo.weights.spec import Checkpoint, CheckpointError
@@ -197,6 +197,12 @@ def test_gguf_type_without_support_is_named(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write_gguf(tmp_path / "model.gguf", change))
     with pytest.raises(CheckpointError, match=r"model\.gguf: tensor 'lm_head\.weight' has type Q8_1"):
         checkpoint.info("lm_head.weight")
+
+
+def test_gguf_types_are_those_of_the_gguf_library() -> None:
+    for number, (name, cols, size) in gguf_file._TYPES.items():
+        kind = gguf.GGMLQuantizationType(number)
+        assert (kind.name, gguf.GGML_QUANT_SIZES[kind]) == (name, (cols, size))
 
 
 def test_gguf_of_an_unknown_architecture(tmp_path: Path) -> None:

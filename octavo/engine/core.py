@@ -17,7 +17,7 @@ from octavo.engine.load import Report, load
 from octavo.engine.messages import Abort, Add, LoadAdapter, Progress, Reply, Stats, StepOutput, UnloadAdapter
 from octavo.engine.phases import Phase, StepClock
 from octavo.explain import Explanation
-from octavo.pooling import Pool
+from octavo.pooled import Pool
 from octavo.request import FinishReason, ParameterError, Request
 from octavo.sched.beam import BeamSearch
 from octavo.sched.constraint import Constraint

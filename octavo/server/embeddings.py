@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Annotated, Any, ClassVar, Literal
 
-from octavo.pooling import embedding
+from octavo.pooled import embedding
 from octavo.server.calls import Call
 from octavo.server.errors import bad_request
 from octavo.server.fields import Refused, about

@@ -13,7 +13,8 @@ from msgspec import Meta
 from octavo.engine.client import EngineDead, Stream
 from octavo.engine.messages import Add, Progress, pooled
 from octavo.engine.overload import Overloaded
-from octavo.pooling import F64, Pooling
+from octavo.pooled import F64
+from octavo.pooling import Pooling
 from octavo.request import FinishReason, ParameterError, Terms
 from octavo.server.calls import Call
 from octavo.server.errors import ApiError, bad_request

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from octavo.pooling import logistic, similarities
+from octavo.pooled import logistic, similarities
 from octavo.server.calls import Call
 from octavo.server.errors import bad_request
 from octavo.server.fields import Refused, about

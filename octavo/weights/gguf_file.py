@@ -7,28 +7,44 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
-from gguf.gguf_reader import GGUFReader, ReaderField
-
 from octavo.weights.mapped import MappedFile
 from octavo.weights.spec import CheckpointError
 
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+
+_STRING, _ARRAY = 8, 9
 _SCALARS = {
-    GGUFValueType.UINT8: "B",
-    GGUFValueType.INT8: "b",
-    GGUFValueType.UINT16: "H",
-    GGUFValueType.INT16: "h",
-    GGUFValueType.UINT32: "I",
-    GGUFValueType.INT32: "i",
-    GGUFValueType.FLOAT32: "f",
-    GGUFValueType.BOOL: "?",
-    GGUFValueType.UINT64: "Q",
-    GGUFValueType.INT64: "q",
-    GGUFValueType.FLOAT64: "d",
+    number: struct.Struct(f"<{code}")
+    for number, code in {
+        0: "B",
+        1: "b",
+        2: "H",
+        3: "h",
+        4: "I",
+        5: "i",
+        6: "f",
+        7: "?",
+        10: "Q",
+        11: "q",
+        12: "d",
+    }.items()
 }
-_LENGTH = struct.Struct("<Q")
+"""Types of metadata values by their numbers."""
+
+_TYPES = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+}  # fmt: skip
+"""Types of tensors by their numbers: name, columns and bytes of a block. Which are served: weights.formats."""
+
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
 class GgufTensor(NamedTuple):
@@ -52,87 +68,96 @@ class StringArray(NamedTuple):
         strings = []
         for _ in range(self.length if count is None else count):
             start = position + 8
-            position = start + _LENGTH.unpack_from(data, position)[0]
+            position = start + _U64.unpack_from(data, position)[0]
             strings.append(str(data[start:position], "utf-8"))
         return strings
 
 
-class _Reader(GGUFReader):
-    """The gguf library's reader, except for metadata values (its numpy view per array element takes seconds) and for
-    the tensor table, which is checked against the length of the file."""
-
-    values: dict[str, Any]
-    table: dict[str, GgufTensor]
+class _Tables:
+    """What stands before the tensors, read from front to back. Every read beyond the end raises struct.error."""
 
     def __init__(self, file: MappedFile) -> None:
-        self.file = file
-        super().__init__(file.path)
-
-    def _build_fields(self, offs: int, count: int) -> int:
-        if self.byte_order != "I":
+        self._file = file
+        self._data = file.buffer
+        self._at = 4
+        version = self._number(_U32)
+        if version & 0xFFFF == 0:
             raise ValueError("big-endian files are not supported")
-        self.values = {}
-        for _ in range(count):
-            key, position = self._string(offs)
-            kind = GGUFValueType(self._scalar("I", position))
-            self.values[key], offs = self._value(kind, position + 4)
-            if key == "general.alignment":  # the base class reads it from here
-                self.fields[key] = ReaderField(offs, key, [self._get(offs - 4, "<u4")], [0], [kind])
-        return offs
-
-    def _value(self, kind: GGUFValueType, offset: int) -> tuple[Any, int]:
-        if kind is GGUFValueType.STRING:
-            return self._string(offset)
-        if kind is not GGUFValueType.ARRAY:
-            code = _SCALARS[kind]
-            return self._scalar(code, offset), offset + struct.calcsize(f"<{code}")
-        element = GGUFValueType(self._scalar("I", offset))
-        count = self._scalar("Q", offset + 4)
-        offset += 12
-        if element is GGUFValueType.STRING:
-            array, data = StringArray(self.file, offset, count), self.file.buffer
-            for _ in range(count):
-                offset += 8 + _LENGTH.unpack_from(data, offset)[0]
-            return array, offset
-        if element is GGUFValueType.ARRAY:
-            raise ValueError("nested arrays are not supported")
-        layout = f"<{count}{_SCALARS[element]}"
-        return list(struct.unpack_from(layout, self.file.buffer, offset)), offset + struct.calcsize(layout)
-
-    def _string(self, offset: int) -> tuple[str, int]:
-        stop = offset + 8 + self._scalar("Q", offset)
-        if stop > len(self.file.buffer):
-            raise ValueError("a string passes the end of the file")
-        return str(self.file.buffer[offset + 8 : stop], "utf-8"), stop
-
-    def _get(self, offset: int, dtype: npt.DTypeLike, count: int = 1, override_order: Any = None) -> npt.NDArray[Any]:
-        if int(offset) + np.dtype(dtype).itemsize * int(count) > len(self.data):
-            raise ValueError("its tables pass the end of the file")
-        return super()._get(offset, dtype, count, override_order)
-
-    def _scalar(self, code: str, offset: int) -> Any:
-        return struct.unpack_from(f"<{code}", self.file.buffer, offset)[0]
-
-    def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
-        self.table = {}
-        for field in fields:
-            _, name_bytes, _, dims, raw_type, offset = field.parts
-            name = name_bytes.tobytes().decode()
-            if name in self.table:
+        if version not in VERSIONS:
+            raise ValueError(f"version {version} is not supported; {VERSIONS} are")
+        num_tensors, num_values = self._number(_U64), self._number(_U64)
+        self.values: dict[str, Any] = {}
+        for _ in range(num_values):
+            key = self._string()
+            self.values[key] = self._value(self._number(_U32))
+        infos = [self._tensor_info() for _ in range(num_tensors)]
+        alignment = self.values.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"general.alignment must be a power of two; found {alignment!r}")
+        start = -(-self._at // alignment) * alignment
+        self.tensors: dict[str, GgufTensor] = {}
+        for name, shape, kind, offset in infos:
+            if name in self.tensors:
                 raise ValueError(f"tensor {name!r} occurs twice")
-            try:
-                kind = GGMLQuantizationType(int(raw_type[0]))
-            except ValueError:
-                raise ValueError(f"tensor {name!r} has the unknown type number {int(raw_type[0])}") from None
-            shape = tuple(int(n) for n in reversed(dims))
-            block_cols, block_bytes = GGML_QUANT_SIZES[kind]
-            if not shape or shape[-1] % block_cols:
-                raise ValueError(f"tensor {name!r} of shape {shape} does not divide into blocks of {kind.name}")
-            start = start_offs + int(offset[0])
-            stop = start + math.prod(shape) // block_cols * block_bytes
-            if stop > len(self.file.buffer):
-                raise ValueError(f"truncated: tensor {name!r} ends at byte {stop}, the file at {len(self.file.buffer)}")
-            self.table[name] = GgufTensor(kind.name, shape, self.file, start, stop)
+            self.tensors[name] = self._tensor(name, shape, kind, start + offset)
+
+    def _number(self, layout: struct.Struct) -> Any:
+        (value,) = layout.unpack_from(self._data, self._at)
+        self._at += layout.size
+        return value
+
+    def _string(self) -> str:
+        start = self._at + 8
+        self._at = start + self._number(_U64)
+        if self._at > len(self._data):
+            raise ValueError("a string passes the end of the file")
+        return str(self._data[start : self._at], "utf-8")
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._string()
+        if kind == _ARRAY:
+            return self._array(self._number(_U32), self._number(_U64))
+        if kind not in _SCALARS:
+            raise ValueError(f"a value has the unknown type number {kind}")
+        return self._number(_SCALARS[kind])
+
+    def _array(self, kind: int, count: int) -> Any:
+        if kind == _STRING:
+            array, data, at, length = StringArray(self._file, self._at, count), self._data, self._at, _U64.unpack_from
+            for _ in range(count):
+                at += 8 + length(data, at)[0]
+            self._at = at
+            return array
+        if kind not in _SCALARS:
+            raise ValueError("nested arrays are not supported" if kind == _ARRAY else f"unknown type number {kind}")
+        if count * _SCALARS[kind].size > len(self._data):
+            raise ValueError("an array passes the end of the file")
+        return list(self._number_list(_SCALARS[kind].format, count))
+
+    def _number_list(self, code: str, count: int) -> tuple[Any, ...]:
+        layout = struct.Struct(f"<{count}{code[1:]}")
+        values = layout.unpack_from(self._data, self._at)
+        self._at += layout.size
+        return values
+
+    def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
+        name, num_dims = self._string(), self._number(_U32)
+        if num_dims > len(self._data):
+            raise ValueError(f"tensor {name!r} has {num_dims} dimensions")
+        shape = self._number_list("<Q", num_dims)[::-1]
+        return name, shape, self._number(_U32), self._number(_U64)
+
+    def _tensor(self, name: str, shape: tuple[int, ...], kind: int, start: int) -> GgufTensor:
+        if kind not in _TYPES:
+            raise ValueError(f"tensor {name!r} has the unknown type number {kind}")
+        source, block_cols, block_bytes = _TYPES[kind]
+        if not shape or shape[-1] % block_cols:
+            raise ValueError(f"tensor {name!r} of shape {shape} does not divide into blocks of {source}")
+        stop = start + math.prod(shape) // block_cols * block_bytes
+        if stop > len(self._data):
+            raise ValueError(f"truncated: tensor {name!r} ends at byte {stop}, the file at {len(self._data)}")
+        return GgufTensor(source, shape, self._file, start, stop)
 
 
 class GgufFile(NamedTuple):
@@ -164,8 +189,8 @@ def read_gguf(path: Path) -> GgufFile:
         file = MappedFile(path)
         if file.data[:4].tobytes() != b"GGUF":
             raise ValueError("it does not begin with GGUF")
-        reader = _Reader(file)
-    except (OSError, ValueError, KeyError, IndexError, struct.error, OverflowError, MemoryError) as error:
+        tables = _Tables(file)
+    except (OSError, ValueError, struct.error, OverflowError, MemoryError) as error:
         cause = "its tables pass the end of the file" if isinstance(error, struct.error) else error
         raise CheckpointError(f"{path}: damaged, truncated or no GGUF file: {cause}") from error
-    return GgufFile(file, reader.values, reader.table)
+    return GgufFile(file, tables.values, tables.tensors)

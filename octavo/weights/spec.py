@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # what knows a checkpoint by its errors alone does without
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class CheckpointError(ValueError):
