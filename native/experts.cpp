@@ -43,8 +43,8 @@ const Program::Sorted& Program::sorted(const Node& n, const Step& step, int work
   const int rows = rows_of(n.b, step), top_k = n.b.cols / 2;
   const float* routing = f32(n.b, step.plan);
   auto expert_of = [&](int i) {
-    const auto id = static_cast<int>(routing[i / top_k * ld(n.b) + i % top_k]);
-    return static_cast<size_t>(id >= 0 && id < n.experts ? id : 0);  // Route writes no other
+    const float id = routing[i / top_k * ld(n.b) + i % top_k];
+    return static_cast<size_t>(id >= 0 && id < static_cast<float>(n.experts) ? id : 0);  // Route writes no other
   };
   std::fill(s.starts.begin(), s.starts.end(), 0);
   for (int i = 0; i < rows * top_k; i++) s.starts[expert_of(i) + 1]++;

@@ -53,6 +53,20 @@ VEC_INLINE void scatter_words(uint32_t* panel, i32x16 words, int count) {
   for (int i = 0; i < count; i++) panel[i * kBlock] = (uint32_t)w[i];
 }
 
+// From these bits on a magnitude is infinite, or NaN, in the type that it is rounded to.
+constexpr int32_t kEndF32 = 0x7f800000, kEndBf16 = 0x7f7f8000;
+
+// Whether all of a head's values are numbers. Otherwise zeros are written for them and the key is NaN: who sees the token
+// gets NaN by its score; whom it is hidden from multiplies the values by 0, which must give 0.
+VEC_INLINE bool all_finite(const float* x, int dim, int32_t end) {
+  i32x16 most = set1_i32(0);
+  for (int d = 0; d < dim; d += 16) most = max(most, as_i32(abs(load(x + d))));
+  return reduce_max(most) < end;
+}
+static void nan_key(uint32_t* panel, int words, uint32_t nan) {
+  for (int i = 0; i < words; i++) panel[i * kBlock] = nan;
+}
+
 static void kv_write_bf16(const KvWriteArgs& a, int row0, int row1, int head0, int head1) {
   const int dim = a.kv.head_dim, value_dim = a.kv.value_dim;
   auto is_pair = [&a](int even_row) {  // the two tokens of a V word are rows even_row, even_row + 1
@@ -71,12 +85,15 @@ static void kv_write_bf16(const KvWriteArgs& a, int row0, int row1, int head0, i
         f32x16 lo = load(k + d), hi = load_n(k + d + 16, n == 16 ? 16 : 0);
         scatter_words(keys + d / 2 * kBlock, bf16_pairs(even(lo, hi), odd(lo, hi)), n);
       }
+      const bool finite = all_finite(v, value_dim, kEndBf16);
+      if (!finite) nan_key(keys, dim / 2, 0x7fc07fc0);
       if (written_before) continue;
+      const bool next = both_now && all_finite(v + a.ldv, value_dim, kEndBf16);
       int32_t* values = (int32_t*)(block + dim * kBlock * 2) + slot / 2 * value_dim;
       for (int d = 0; d < value_dim; d += 16) {
-        f32x16 own = load(v + d);
+        const f32x16 own = finite ? load(v + d) : zero();
         if (odd_slot) store(values + d, (load(values + d) & 0xffff) | bf16_pairs(zero(), own));
-        else store(values + d, bf16_pairs(own, both_now ? load(v + a.ldv + d) : zero()));
+        else store(values + d, bf16_pairs(own, next ? load(v + a.ldv + d) : zero()));
       }
     }
   }
@@ -90,8 +107,11 @@ static void kv_write_f32(const KvWriteArgs& a, int row0, int row1, int head0, in
       uint8_t* block = kv_block(a.kv, h, a.slots[r]);
       const float *k = a.k + r * a.ldk + h * dim, *v = a.v + r * a.ldv + h * value_dim;
       float* values = (float*)block + dim * kBlock + slot * value_dim;
-      for (int d = 0; d < dim; d += 16) scatter_words((uint32_t*)block + d * kBlock + slot, as_i32(load(k + d)), 16);
-      for (int d = 0; d < value_dim; d += 16) store(values + d, load(v + d));
+      uint32_t* keys = (uint32_t*)block + slot;
+      for (int d = 0; d < dim; d += 16) scatter_words(keys + d * kBlock, as_i32(load(k + d)), 16);
+      const bool finite = all_finite(v, value_dim, kEndF32);
+      if (!finite) nan_key(keys, dim, 0x7fc00000);
+      for (int d = 0; d < value_dim; d += 16) store(values + d, finite ? load(v + d) : zero());
     }
   }
 }

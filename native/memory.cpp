@@ -10,6 +10,10 @@
 #include <system_error>
 #include <vector>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace octavo {
 
 namespace {
@@ -41,8 +45,19 @@ uint8_t* reserve(size_t size, int protection, bool huge_pages) {
   return data;
 }
 
+// Bytes that are mapped. What lies behind `bytes`, under AddressSanitizer a page at least, must not be touched: it is told so.
 size_t pages_of(size_t bytes) {
-  return align_up(std::max<size_t>(bytes, 1), static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+#ifdef __SANITIZE_ADDRESS__
+  bytes += page;
+#endif
+  return align_up(std::max<size_t>(bytes, 1), page);
+}
+
+void poison([[maybe_unused]] uint8_t* data, [[maybe_unused]] size_t bytes) {
+#ifdef __SANITIZE_ADDRESS__
+  __asan_poison_memory_region(data + bytes, pages_of(bytes) - bytes);
+#endif
 }
 
 }  // namespace
@@ -52,6 +67,7 @@ Memory::Memory(size_t bytes, bool huge_pages) : bytes_(bytes) {
   if (size < bytes) throw Refused(bytes);
   data_ = reserve(size, PROT_READ | PROT_WRITE, huge_pages);
   madvise(data_, size, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);  // whatever the system's default; may be refused
+  poison(data_, bytes);
 }
 
 Memory::Memory(int file, size_t offset, size_t bytes) : bytes_(bytes) {
@@ -64,9 +80,15 @@ Memory::Memory(int file, size_t offset, size_t bytes) : bytes_(bytes) {
     throw std::system_error(error, std::generic_category(), "a file cannot be mapped");
   }
   madvise(data_, size, MADV_HUGEPAGE);  // pages that are read from now on, where the file system can
+  poison(data_, bytes);
 }
 
-Memory::~Memory() { munmap(data_, pages_of(bytes_)); }
+Memory::~Memory() {
+#ifdef __SANITIZE_ADDRESS__
+  __asan_unpoison_memory_region(data_, pages_of(bytes_));
+#endif
+  munmap(data_, pages_of(bytes_));
+}
 
 size_t Memory::touched_bytes() const {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));

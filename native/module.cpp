@@ -350,6 +350,13 @@ NB_MODULE(_native, m) {
           },
           "name"_a, "memory"_a, "offset"_a, "format"_a, "n"_a, "k"_a)
       .def(
+          "add_vector",
+          [](ProgramSpec& s, const std::string& name, std::shared_ptr<Memory> memory, size_t offset, int k) {
+            s.weights.push_back({name, std::move(memory), offset, Format::F32, 1, k, true});
+            return s.weights.size() - 1;
+          },
+          "name"_a, "memory"_a, "offset"_a, "k"_a)
+      .def(
           "add_group",
           [](ProgramSpec& s, std::shared_ptr<Memory> memory, const std::string& type, int layers, int kv_heads,
              int head_dim, int value_dim, int num_blocks) {

@@ -105,14 +105,14 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
     cos_.emplace_back(tokens * rope.inv_freq.size());
     sin_.emplace_back(tokens * rope.inv_freq.size());
   }
-  int rotated = 0;
+  size_t rotated = 0;
   for (const GroupSpec& g : spec_.groups) {
     slots_.emplace_back(tokens);
-    rotated = std::max(rotated, kBlock * g.kv_heads * g.head_dim);
+    rotated = std::max(rotated, static_cast<size_t>(g.kv_heads) * static_cast<size_t>(kBlock * g.head_dim));
   }
   size_t ranks = 0, experts = 0;
   for (const Node& node : spec_.nodes) {
-    if (node.experts == 0) continue;
+    if (node.op != Op::Dispatch && node.op != Op::ExpertLinear && node.op != Op::Combine) continue;
     experts = std::max(experts, static_cast<size_t>(node.experts));
     const auto times = static_cast<size_t>(spec_.values[static_cast<size_t>(node.b.value)].times);
     ranks = std::max(ranks, static_cast<size_t>(node.b.cols / 2) * tokens * times);
@@ -123,7 +123,7 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
   draw_states_.resize(rows * workers_.size());
   for (Worker& w : workers_) {
     w.piece.resize(draws ? piece_logits(spec_.limits.max_rows) : 0);
-    w.rotated.resize(static_cast<size_t>(rotated));
+    w.rotated.resize(rotated);
     w.sorted.starts.resize(experts + 1);
     w.sorted.ranks.resize(ranks);
     w.sorted.places.resize(ranks);

@@ -79,6 +79,7 @@ struct WeightSpec {
   size_t offset;
   Format format;
   int n, k;
+  bool vector = false;  // k plain float32, not a packed matrix of one row
 };
 
 struct GroupSpec {
@@ -161,6 +162,9 @@ struct Span {
   int node;              // -1: preparation
   double seconds, wait;  // of worker 0; wait is the barrier before
 };
+
+// Of a value of so many rows in the arena.
+size_t value_bytes(const ValueSpec& v, size_t rows);
 
 // Throws std::invalid_argument naming the node, or the value, weight or KV group, and what is wrong with it.
 void check_program(const ProgramSpec& spec, const Kernels& kernels);

@@ -11,17 +11,17 @@
 namespace octavo {
 namespace {
 
-constexpr int kMaxTimes = 1024;  // rows of a value per row of the step: experts of a token, or heads
+// Products of sizes up to these stay far from where integers wrap.
+constexpr int kMaxTimes = 1024;       // rows of a value per row of the step: experts of a token, or heads
+constexpr int kMaxHeads = 4096;       // also layers of a KV group, and adapters
+constexpr int kMaxSize = (1 << 26);   // columns, features, tokens of a step, vocabulary
+constexpr int kMaxParts = (1 << 18);  // weights of one node
 
-size_t value_bytes(const ValueSpec& v, int rows) {
-  const size_t r = static_cast<size_t>(rows), k_pad = align_up(static_cast<size_t>(v.cols), 64);
-  switch (v.act) {
-    case Act::F32: return align_up(r * static_cast<size_t>(v.cols) * 4, kLine);
-    case Act::BF16:
-      return align_up(r * static_cast<size_t>(act_ld(v.act, static_cast<int>(k_pad))) * 2, kLine) +
-             align_up(r * k_pad / 32 * 4, kLine);
-    case Act::A8: return align_up(r * k_pad, kLine) + 4 * align_up(r * k_pad / 32 * 4, kLine);
-  }
+// Columns of a target between shrinking and expanding: one number for all nodes, which adapters are held to.
+int lora_rank(const ProgramSpec& spec) {
+  for (const Node& node : spec.nodes)
+    if (node.op == Op::LoraShrink && !node.targets.empty())
+      return node.out.cols / static_cast<int>(node.targets.size());
   return 0;
 }
 
@@ -32,6 +32,9 @@ class NodeCheck {
       : spec_(spec), node_(node), kernels_(kernels) {}
 
   void operator()() const {
+    need(node_.heads >= 0 && node_.heads <= kMaxHeads, "has a number of heads that is not possible");
+    need(node_.weights.size() <= kMaxParts && node_.targets.size() <= kMaxParts && node_.ins.size() <= kMaxParts,
+         "has too many parts");
     switch (node_.op) {
       case Op::Embed: return embed();
       case Op::RmsNorm:
@@ -84,7 +87,7 @@ class NodeCheck {
          std::string(role) + " is a slice of the rounded " + v.name);
     return v;
   }
-  const ValueSpec& f32(const Operand& x, const char* role, int cols) const {
+  const ValueSpec& f32(const Operand& x, const char* role, int64_t cols) const {
     const ValueSpec& v = value(x, role);
     need(v.act == Act::F32, std::string(role) + " must be float32");
     need(x.cols == cols,
@@ -94,26 +97,44 @@ class NodeCheck {
   void same_rows(const ValueSpec& a, const ValueSpec& b, int times = 1) const {
     need(a.logit_rows == b.logit_rows && a.times * times == b.times, a.name + " and " + b.name + " differ in rows");
   }
+  // Float32 with a row per token of the step, or per logit row.
+  void tokens(const Operand& x, const char* role, int cols, bool logit_rows = false) const {
+    const ValueSpec& v = f32(x, role, cols);
+    need(v.logit_rows == logit_rows && v.times == 1,
+         std::string(role) + " must have a row per " + (logit_rows ? "logit row" : "token"));
+  }
   const WeightSpec& weight(int index) const {
     need(index >= 0 && index < static_cast<int>(spec_.weights.size()), "weight is missing");
     return spec_.weights[static_cast<size_t>(index)];
   }
   void vector(int cols) const { vector(node_.vector, cols); }
-  void vector(int index, int cols) const {
+  void vector(int index, int64_t cols) const {
     const WeightSpec& w = weight(index);
-    need(w.n == 1 && w.k == cols && w.format == Format::F32,
-         w.name + " must be a float32 vector of " + std::to_string(cols));
+    need(w.vector && w.k == cols, w.name + " must be a float32 vector of " + std::to_string(cols));
+  }
+  const WeightSpec& matrix(int index) const {
+    const WeightSpec& w = weight(index);
+    need(!w.vector, w.name + " must be a matrix");
+    return w;
+  }
+  // The matrix of a product with x, which has `cols` columns.
+  const WeightSpec& product(int index, const ValueSpec& x, int cols) const {
+    const WeightSpec& w = matrix(index);
+    need(w.k == cols, w.name + " has " + std::to_string(w.k) + " input features, expected " + std::to_string(cols));
+    need(kernels_.gemm[static_cast<int>(w.format)][static_cast<int>(x.act)] != nullptr,
+         w.name + ": no kernel for its format");
+    return w;
   }
 
   void embed() const {
     need(node_.weights.size() == 1, "takes one table");
-    const WeightSpec& w = weight(node_.weights[0]);
+    const WeightSpec& w = matrix(node_.weights[0]);
     need(node_.offset >= 0, "offset is negative");
     if (node_.ids == Ids::Positions)
       need(w.n - node_.offset >= spec_.limits.max_model_len, w.name + " has not a row for every position");
     else if (node_.ids == Ids::TokenTypes) need(node_.offset == 0, "token types have no offset");
     else need(w.n == spec_.limits.vocab && node_.offset == 0, w.name + " has not the vocabulary's rows");
-    need(!f32(node_.out, "output", w.k).logit_rows && node_.out.start == 0, "output must have a row per token");
+    tokens(node_.out, "output", w.k);
   }
   void norm() const {
     const ValueSpec &x = f32(node_.a, "input", node_.a.cols), &y = value(node_.out, "output");
@@ -140,25 +161,17 @@ class NodeCheck {
     const ValueSpec &x = value(node_.a, "input"), &y = value(node_.out, "output");
     same_rows(x, y);
     need(!node_.weights.empty(), "has no weight");
-    int n = 0;
-    for (int index : node_.weights) {
-      const WeightSpec& w = weight(index);
-      need(w.k == node_.a.cols,
-           w.name + " has " + std::to_string(w.k) + " input features, expected " + std::to_string(node_.a.cols));
-      need(kernels_.gemm[static_cast<int>(w.format)][static_cast<int>(x.act)] != nullptr,
-           w.name + ": no kernel for its format");
-      n += w.n;
-    }
+    int64_t n = 0;
+    for (int index : node_.weights) n += product(index, x, node_.a.cols).n;
+    if (node_.vector >= 0) vector(node_.vector, n);
     if (node_.op == Op::LinearActMulRound) {
       need(node_.weights.size() == 2, "takes a gate and an up weight");
       const WeightSpec &gate = weight(node_.weights[0]), &up = weight(node_.weights[1]);
       need(gate.format == up.format && gate.n == up.n && gate.n % kTaskCols == 0,
            gate.name + " and " + up.name + " do not match");
       need(node_.out.cols == gate.n && y.act != Act::F32, "output has the wrong size or type");
-      if (node_.vector >= 0) vector(n);
       return;
     }
-    if (node_.vector >= 0) vector(n);
     if (node_.op == Op::LinearActRound) {
       need(node_.weights.size() == 1 && n % kTaskCols == 0, "takes one weight of a multiple of 32 columns");
       need(node_.out.cols == n && y.act != Act::F32, "output has the wrong size or type");
@@ -177,8 +190,8 @@ class NodeCheck {
   void rope_kv() const {
     need(node_.head_dim > 0, "head size is missing");
     if (node_.op != Op::KvWrite) {
-      const ValueSpec& x = f32(node_.a, "input", node_.a.cols);
-      need(!x.logit_rows && !f32(node_.out, "output", node_.a.cols).logit_rows, "works on rows of tokens");
+      tokens(node_.a, "input", node_.a.cols);
+      tokens(node_.out, "output", node_.a.cols);
       need(node_.a.cols % node_.head_dim == 0, "columns are no multiple of the head size");
       need(node_.rope >= 0 && node_.rope < static_cast<int>(spec_.ropes.size()), "frequencies are missing");
       const size_t half = spec_.ropes[static_cast<size_t>(node_.rope)].inv_freq.size();
@@ -187,9 +200,8 @@ class NodeCheck {
     if (node_.op == Op::Rope) return;
     group();
     const GroupSpec& g = spec_.groups[static_cast<size_t>(node_.group)];
-    need(!f32(node_.b, "k", g.kv_heads * g.head_dim).logit_rows &&
-             !f32(node_.c, "v", g.kv_heads * g.value_dim).logit_rows,
-         "works on rows of tokens");
+    tokens(node_.b, "k", g.kv_heads * g.head_dim);
+    tokens(node_.c, "v", g.kv_heads * g.value_dim);
   }
   void attention() const {
     group();
@@ -197,7 +209,8 @@ class NodeCheck {
     need(node_.heads > 0 && node_.heads % g.kv_heads == 0, "query heads are no multiple of the KV heads");
     const int cols = node_.heads * g.value_dim;
     const ValueSpec& y = value(node_.out, "output");
-    need(!f32(node_.a, "q", node_.heads * g.head_dim).logit_rows && !y.logit_rows, "works on rows of tokens");
+    tokens(node_.a, "q", node_.heads * g.head_dim);
+    need(!y.logit_rows && y.times == 1, "output must have a row per token");
     need(node_.out.cols == cols, "output has the wrong size");
     need(y.act == Act::F32 || cols / g.kv_heads % 32 == 0, "a rounded output needs heads in groups of 32 columns");
     need(node_.scale > 0, "scale must be positive");
@@ -225,27 +238,26 @@ class NodeCheck {
     same_rows(b, y);
   }
   void gather() const {
-    need(!f32(node_.a, "input", node_.out.cols).logit_rows, "input must have a row per token");
-    need(f32(node_.out, "output", node_.a.cols).logit_rows, "output must have a row per logit row");
+    tokens(node_.a, "input", node_.out.cols);
+    tokens(node_.out, "output", node_.a.cols, true);
   }
   void lora() const {
     const bool expands = node_.op == Op::LoraExpand;
     const int targets = static_cast<int>(node_.targets.size());
     need(targets > 0 && spec_.limits.max_adapters > 0, "has no target, or there are no adapters");
-    int n = 0;
+    int64_t n = 0;
     for (int index : node_.targets) {
       need(index >= 0 && index < static_cast<int>(spec_.targets.size()), "target is missing");
       const LoraTarget& target = spec_.targets[static_cast<size_t>(index)];
-      need(target.n > 0 && target.k > 0, target.name + " is empty");
       need(expands || target.k == node_.a.cols, target.name + " has another input");
       n += target.n;
     }
     const Operand& low = expands ? node_.a : node_.out;
     need(low.cols > 0 && low.cols % targets == 0, "columns are no multiple of the targets");
-    const ValueSpec& x = f32(node_.a, "input", node_.a.cols);
-    const ValueSpec& y = f32(node_.out, "output", expands ? n : low.cols);
-    need(!x.logit_rows && !y.logit_rows, "works on rows of tokens");
-    if (expands) need(!f32(node_.b, "what is added to", n).logit_rows, "works on rows of tokens");
+    need(low.cols / targets == lora_rank(spec_), "has another rank than the first LoRA node");
+    tokens(node_.a, "input", node_.a.cols);
+    tokens(node_.out, "output", expands ? n : low.cols);
+    if (expands) tokens(node_.b, "what is added to", n);
   }
   void gather_cols() const {
     const int cols = node_.out.cols;
@@ -259,25 +271,20 @@ class NodeCheck {
   void linear_sample() const {
     const ValueSpec& x = value(node_.a, "input");
     const int vocab = spec_.limits.vocab;
-    need(f32(node_.out, "logits", vocab).logit_rows && node_.out.start == 0, "logits must have a row per logit row");
+    tokens(node_.out, "logits", vocab, true);
     same_rows(x, value(node_.out, "logits"));
     need(node_.weights.size() == 1, "takes one weight");
-    const WeightSpec& w = weight(node_.weights[0]);
-    need(w.n == vocab && w.k == node_.a.cols, w.name + " has another size");
-    need(kernels_.gemm[static_cast<int>(w.format)][static_cast<int>(x.act)] != nullptr,
-         w.name + ": no kernel for its format");
+    const WeightSpec& w = product(node_.weights[0], x, node_.a.cols);
+    need(w.n == vocab, w.name + " has another size");
     if (node_.vector >= 0) vector(vocab);
     need(node_.scale != 0 && node_.softcap >= 0, "scale must not be 0, softcap not negative");
     need(&node_ == &spec_.nodes.back(), "must come last");
   }
-  void sample() const {
-    need(f32(node_.a, "logits", spec_.limits.vocab).logit_rows && node_.a.start == 0,
-         "logits must have a row per logit row");
-  }
+  void sample() const { tokens(node_.a, "logits", spec_.limits.vocab, true); }
 
   void concat() const {
     const ValueSpec& y = f32(node_.out, "output", node_.out.cols);
-    int cols = 0;
+    int64_t cols = 0;
     for (const Operand& x : node_.ins) {
       same_rows(f32(x, "input", x.cols), y);
       need(node_.heads > 0 && x.cols % node_.heads == 0, "columns are no multiple of the heads");
@@ -305,18 +312,24 @@ class NodeCheck {
     const ValueSpec &x = value(node_.a, "input"), &y = f32(node_.out, "output", node_.out.cols);
     need(node_.heads > 0 && node_.weights.size() == 1, "takes one weight for some heads");
     same_rows(y, x, node_.heads);
-    const WeightSpec& w = weight(node_.weights[0]);
-    need(w.k == node_.a.cols && w.n == node_.out.cols, w.name + " has another size");
+    const WeightSpec& w = product(node_.weights[0], x, node_.a.cols);
+    need(w.n == node_.out.cols, w.name + " has another size");
     need(w.n % (node_.heads * kTaskCols) == 0, w.name + ": the columns of a head are no multiple of 32");
-    need(kernels_.gemm[static_cast<int>(w.format)][static_cast<int>(x.act)] != nullptr,
-         w.name + ": no kernel for its format");
   }
-  // Experts of each row of the step.
+  // Experts of each row of the step, which one Route before this node has chosen among as many as this node has.
   int routing(const ValueSpec& rows) const {
-    need(node_.experts > 0 && node_.experts <= kMaxExperts, "has no experts");
-    same_rows(f32(node_.b, "routing", node_.b.cols), rows);
-    need(node_.b.cols % 2 == 0 && node_.b.start == 0, "routing has ids and weights");
-    return node_.b.cols / 2;
+    const ValueSpec& chosen = f32(node_.b, "routing", node_.b.cols);
+    same_rows(chosen, rows);
+    const Node* route = nullptr;
+    for (const Node& other : spec_.nodes) {
+      if (other.out.value != node_.b.value) continue;
+      need(other.op == Op::Route && !route && &other < &node_, chosen.name + " is not the result of one route");
+      route = &other;
+    }
+    need(route && node_.experts == route->route.experts && node_.b.start == route->out.start &&
+             node_.b.cols == 2 * route->route.top_k,
+         chosen.name + " is not the routing of " + std::to_string(node_.experts) + " experts");
+    return route->route.top_k;
   }
   void dispatch() const {
     const ValueSpec &x = value(node_.a, "input"), &y = value(node_.out, "output");
@@ -331,23 +344,15 @@ class NodeCheck {
     const auto experts = static_cast<size_t>(node_.experts), each = node_.weights.size() / experts;
     need(each > 0 && node_.weights.size() == each * experts, "has not as many weights for each expert");
     for (size_t e = 0; e < experts; e++) {
-      int n = 0;
-      for (size_t i = 0; i < each; i++) {
-        const WeightSpec& w = weight(node_.weights[e * each + i]);
-        need(w.k == node_.a.cols,
-             w.name + " has " + std::to_string(w.k) + " input features, expected " + std::to_string(node_.a.cols));
-        need(kernels_.gemm[static_cast<int>(w.format)][static_cast<int>(x.act)] != nullptr,
-             w.name + ": no kernel for its format");
-        n += w.n;
-      }
+      int64_t n = 0;
+      for (size_t i = 0; i < each; i++) n += product(node_.weights[e * each + i], x, node_.a.cols).n;
       need(n == node_.out.cols, "expert " + std::to_string(e) + " has " + std::to_string(n) + " output features");
     }
-    if (node_.vector >= 0) vector(node_.experts * node_.out.cols);
+    if (node_.vector >= 0) vector(node_.vector, int64_t{node_.experts} * node_.out.cols);
   }
   void combine() const {
     const ValueSpec &x = f32(node_.a, "input", node_.out.cols), &y = f32(node_.out, "output", node_.out.cols);
     same_rows(y, x, routing(y));
-    need(node_.b.cols / 2 <= kMaxTopK, "too many experts of a row");
   }
 
   const ProgramSpec& spec_;
@@ -359,23 +364,31 @@ void check_memory(const ProgramSpec& spec) {
   auto need = [](bool ok, const std::string& what) {
     if (!ok) throw std::invalid_argument(what);
   };
+  auto sized = [](int n, int most) { return n >= 1 && n <= most; };
   const Limits& l = spec.limits;
-  need(l.max_tokens >= 1 && l.max_rows >= 1 && l.max_seqs >= 1 && l.max_model_len >= 1 && l.vocab >= 1,
-       "limits must be positive");
+  need(sized(l.max_tokens, kMaxSize) && sized(l.max_rows, kMaxSize) && sized(l.max_seqs, kMaxSize) &&
+           sized(l.max_model_len, kMaxSize) && sized(l.vocab, kMaxSize) && sized(spec.small_tokens, kMaxSize) &&
+           l.max_adapters >= 0 && l.max_adapters <= kMaxHeads,
+       "limits must be positive and not above " + std::to_string(kMaxSize));
   for (const ValueSpec& v : spec.values)
     for (int p = 0; p < kPlans; p++) {
       const int tokens = p ? l.max_tokens : std::min(l.max_tokens, spec.small_tokens);
-      need(v.cols > 0 && v.times > 0 && v.times <= kMaxTimes, v.name + " has no columns, no rows or too many");
-      const size_t end = v.offset[p] + value_bytes(v, v.times * (v.logit_rows ? std::min(l.max_rows, tokens) : tokens));
-      need(v.offset[p] % kLine == 0 && end <= spec.arena_bytes[p], v.name + " lies outside of the arena");
+      need(sized(v.cols, kMaxSize) && sized(v.times, kMaxTimes), v.name + " has no columns, no rows or too many");
+      const size_t rows = static_cast<size_t>(v.logit_rows ? std::min(l.max_rows, tokens) : tokens),
+                   bytes = value_bytes(v, rows * static_cast<size_t>(v.times));
+      need(v.offset[p] % kLine == 0 && v.offset[p] <= spec.arena_bytes[p] && bytes <= spec.arena_bytes[p] - v.offset[p],
+           v.name + " lies outside of the arena");
     }
   for (const WeightSpec& w : spec.weights) {
-    const size_t bytes =
-        w.n == 1 && w.format == Format::F32 ? static_cast<size_t>(w.k) * 4 : packed_bytes(w.format, w.n, w.k);
-    need(w.memory && w.n > 0 && w.k > 0 && w.offset % kLine == 0 && w.offset <= w.memory->bytes() &&
-             bytes <= w.memory->bytes() - w.offset,
+    need(sized(w.n, kMaxSize) && sized(w.k, kMaxSize) && (!w.vector || (w.n == 1 && w.format == Format::F32)),
+         w.name + " has no possible size");
+    const size_t bytes = w.vector ? static_cast<size_t>(w.k) * 4 : packed_bytes(w.format, w.n, w.k);
+    need(w.memory && w.offset % kLine == 0 && w.offset <= w.memory->bytes() && bytes <= w.memory->bytes() - w.offset,
          w.name + " lies outside of its memory");
   }
+  for (const LoraTarget& target : spec.targets)
+    need(sized(target.n, kMaxSize) && sized(target.k, kMaxSize), target.name + " has no possible size");
+  need(l.num_blocks.size() == spec.groups.size(), "a block count per KV group is needed");
   for (size_t i = 0; i < spec.groups.size(); i++) {
     const GroupSpec& g = spec.groups[i];
     const std::string name = "KV group " + std::to_string(i);
@@ -384,15 +397,29 @@ void check_memory(const ProgramSpec& spec) {
       need(dim > 0 && dim % 16 == 0 && dim <= most,
            name + ": head size " + std::to_string(dim) + " must be a multiple of 16, at most " + std::to_string(most));
     need(g.type != KvType::I8 || g.value_dim == g.head_dim, name + ": int8 keys and values must have one size");
-    need(g.layers > 0 && g.kv_heads > 0 && g.num_blocks > 0, name + " is empty");
+    need(sized(g.layers, kMaxHeads) && sized(g.kv_heads, kMaxHeads) && g.num_blocks > 0,
+         name + " has no possible size");
     const size_t blocks =
         static_cast<size_t>(g.layers) * static_cast<size_t>(g.kv_heads) * static_cast<size_t>(g.num_blocks);
-    need(g.memory && g.memory->bytes() == blocks * g.block_bytes(), name + ": its memory has the wrong size");
+    need(g.memory && g.memory->bytes() % g.block_bytes() == 0 && g.memory->bytes() / g.block_bytes() == blocks,
+         name + ": its memory has the wrong size");
+    need(l.num_blocks[i] == g.num_blocks, name + ": another number of blocks is promised to batches");
   }
-  need(spec.limits.num_blocks.size() == spec.groups.size(), "a block count per KV group is needed");
 }
 
 }  // namespace
+
+size_t value_bytes(const ValueSpec& v, size_t r) {
+  const size_t k_pad = align_up(static_cast<size_t>(v.cols), 64);
+  switch (v.act) {
+    case Act::F32: return align_up(r * static_cast<size_t>(v.cols) * 4, kLine);
+    case Act::BF16:
+      return align_up(r * static_cast<size_t>(act_ld(v.act, static_cast<int>(k_pad))) * 2, kLine) +
+             align_up(r * k_pad / 32 * 4, kLine);
+    case Act::A8: return align_up(r * k_pad, kLine) + 4 * align_up(r * k_pad / 32 * 4, kLine);
+  }
+  return 0;
+}
 
 void check_program(const ProgramSpec& spec, const Kernels& kernels) {
   check_memory(spec);

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
+
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[1]
 
@@ -72,11 +73,9 @@ class Server:
                 return float(line.split()[-1])
         raise KeyError(name)
 
-    def wait_for(self, name: str, value: float, seconds: float = 5) -> None:
-        deadline = time.monotonic() + seconds
-        while self.metric(name) != value:
-            assert time.monotonic() < deadline, f"{name} is {self.metric(name)} after {seconds} s, not {value}"
-            time.sleep(0.02)
+    def wait_for(self, name: str, value: float) -> None:
+        """Until a series has this value."""
+        until(lambda: self.metric(name) == value, every=0.02)
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Exit code and what was written to standard error."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import ssl
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from octavo.config import ConfigError
 from octavo.server.access import Caller, Key, read_keys
 from octavo.server.errors import ApiError
 from tests.serving import Server
+from tests.waiting import until
 
 COMPLETIONS = "/v1/completions"
 PROMPT = list(range(100, 164))
@@ -257,13 +257,12 @@ def test_log_lines(data: Path) -> None:
 def logged(server: Server, id: str) -> list[dict[str, Any]]:
     """All lines, once one is about this answer: it is written behind it."""
     errors = Path(f"/proc/self/fd/{server.errors.fileno()}")  # opened anew: the server writes where its own one stands
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        lines = [json.loads(line) for line in errors.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        if any(line.get("id") == id for line in lines):
-            return lines
-        time.sleep(0.01)
-    raise AssertionError(f"nothing is logged about {id}")
+
+    def lines() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in errors.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+    until(lambda: any(line.get("id") == id for line in lines()))
+    return lines()
 
 
 def test_log_with_texts(server: Server) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from octavo.server.batch_file import Line, in_order_of_prefixes, read_lines
 from octavo.server.files import FileStore
 from tests.serving import ROOT, Server
+from tests.waiting import until
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -52,11 +52,15 @@ def upload(client: openai.OpenAI, text: str) -> str:
 
 
 def finished(client: openai.OpenAI, id: str) -> Any:
-    deadline = time.monotonic() + 60
-    while (batch := client.batches.retrieve(id)).status in ("in_progress", "cancelling", "validating", "finalizing"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return batch
+    at_work = ("in_progress", "cancelling", "validating", "finalizing")
+    until(lambda: client.batches.retrieve(id).status not in at_work, every=0.05)
+    return client.batches.retrieve(id)
+
+
+def completed(client: openai.OpenAI, id: str) -> int:
+    counts = client.batches.retrieve(id).request_counts
+    assert counts is not None
+    return counts.completed
 
 
 def run(client: openai.OpenAI, text: str, endpoint: Any = COMPLETIONS) -> Any:
@@ -172,8 +176,7 @@ def test_cancel(client: openai.OpenAI) -> None:
     lines = [request_line(f"r{i}", prompt=[7, i], max_tokens=100, ignore_eos=True) for i in range(400)]
     id = upload(client, "\n".join(lines))
     batch = client.batches.create(input_file_id=id, endpoint=COMPLETIONS, completion_window="24h")
-    while client.batches.retrieve(batch.id).request_counts.completed < 3:  # type: ignore[union-attr]
-        time.sleep(0.02)
+    until(lambda: completed(client, batch.id) >= 3)
     client.batches.cancel(batch.id)
     ended = finished(client, batch.id)
     assert ended.status == "cancelled"
@@ -189,8 +192,8 @@ def test_a_restart_goes_on(data: Path, tmp_path: Path) -> None:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
             id = upload(client, "\n".join(lines))
             batch = client.batches.create(input_file_id=id, endpoint=COMPLETIONS, completion_window="24h").id
-            while (before := client.batches.retrieve(batch).request_counts.completed) < 5:  # type: ignore[union-attr]
-                time.sleep(0.02)
+            until(lambda: completed(client, batch) >= 5)
+            before = completed(client, batch)
         assert server.end()[0] == 0
     with Server(data / "arch" / "llama", *options) as server:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:

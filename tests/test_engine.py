@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from octavo.engine.client import EngineClient, EngineDead, EngineError
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress
 from octavo.request import FinishReason, ParameterError, Request, SamplingParams
+from tests.waiting import until, until_async
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
@@ -48,13 +48,6 @@ async def collect(client: EngineClient, add: Add) -> list[Progress]:
 
 def tokens(progress: list[Progress], choice: int = 0) -> list[int]:
     return [t for p in progress if p.choice == choice for t in p.token_ids]
-
-
-async def until(condition: Any, seconds: float = 5) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        await asyncio.sleep(0.01)
 
 
 def test_streams_equal_the_engine_in_this_process(model: Path) -> None:
@@ -174,11 +167,11 @@ def test_leaving_a_stream_aborts(model: Path) -> None:
         async with running(model) as client:
             async for _ in client.submit(Add("dropped", [1, 2, 3], LONG, seed=0)):
                 break
-            await until(lambda: client.stats.num_running == 0 and client.stats.kv_blocks_held == 0)
+            await until_async(lambda: client.stats.num_running == 0 and client.stats.kv_blocks_held == 0)
             stream = client.submit(Add("closed", [1, 2, 3], LONG, seed=0))
             await anext(stream)
             await stream.aclose()
-            await until(lambda: client.stats.num_running == 0 and client.stats.kv_blocks_held == 0)
+            await until_async(lambda: client.stats.num_running == 0 and client.stats.kv_blocks_held == 0)
             assert client.stats.output_tokens < 400
             assert [p async for p in stream] == []
 
@@ -209,7 +202,7 @@ def test_an_id_is_used_once_at_a_time(model: Path) -> None:
             await stream.aclose()
             with pytest.raises(ValueError, match="in use"):  # the engine may still speak of the first
                 client.submit(Add("r", [1], LONG, seed=0))
-            await until(lambda: not client._leaving)
+            await until_async(lambda: not client._leaving)
             assert len(tokens(await collect(client, Add("r", [1], GREEDY, seed=0)))) == 8
 
     asyncio.run(main())
@@ -234,6 +227,13 @@ def test_a_killed_engine_ends_every_stream(model: Path) -> None:
     asyncio.run(main())
 
 
+def _runs(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_the_engine_ends_with_its_parent(model: Path, tmp_path: Path) -> None:
     import subprocess
     import sys
@@ -252,10 +252,7 @@ asyncio.run(main())
     root = Path(__file__).parents[1]
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=root).stdout
     pid, directory = shown.split()
-    deadline = time.monotonic() + 5
-    while os.path.exists(f"/proc/{pid}") and Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z":
-        assert time.monotonic() < deadline, "the engine outlives its parent"
-        time.sleep(0.05)
+    until(lambda: not _runs(pid))  # it does not outlive its parent
     assert not os.path.exists(directory)
 
 
@@ -288,7 +285,7 @@ def test_nothing_grows(model: Path) -> None:
             for i in range(1000):
                 await one(i)
             await asyncio.gather(*(one(i) for i in range(200)))
-            await until(lambda: client.stats.kv_blocks_held == 0)
+            await until_async(lambda: client.stats.kv_blocks_held == 0)
             stats = client.stats
             assert (stats.num_running, stats.num_waiting, stats.kv_slots_filled) == (0, 0, 0)
             assert [open_files(pid) for pid in pids] == before
@@ -333,23 +330,40 @@ def test_a_row_of_nan_fails_its_request_alone(data: Path, tmp_path: Path) -> Non
     config = EngineConfig(model=str(model), num_threads=1, kv_cache_memory=300_000, max_model_len=256)
     good, bad = Add("good", [1, 2, 3] * 20, GREEDY, seed=0), Add("bad", [1, 2, 7] * 30, GREEDY, seed=0)
 
-    def run(engine: Engine, *adds: Add) -> list[Progress]:
-        for add in adds:
-            engine.add(add)
-        progress = []
-        while (output := engine.step()) is not None:
-            progress += output.progress
-        return progress
-
-    alone = tokens(run(Engine(config), good))
+    alone = tokens(finished(Engine(config), good))
     engine = Engine(config)
     for order in ((bad, good), (good, bad), (good,)):  # the last in blocks that held NaN
-        progress = run(engine, *order)
+        progress = finished(engine, *order)
         assert tokens([p for p in progress if p.id == "good"]) == alone
         failed = [p for p in progress if p.id == "bad"]
         assert [(p.finish_reason, p.token_ids) for p in failed] == [(FinishReason.ERROR, [])] * (bad in order)
         assert all(p.error for p in failed)
         assert engine.stats().kv_blocks_held == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"activations": "f32"}, {"kv_dtype": "int8"}], ids=["bf16", "f32", "int8"])
+def test_nan_reaches_no_earlier_token(data: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    """Nor who goes on behind a prefix that was computed in one chunk with it."""
+    model = with_nan_row(data / "arch" / "llama_rope_linear", tmp_path / "model", token=7)
+    config = EngineConfig(model=str(model), num_threads=1, max_model_len=256, max_num_batched_tokens=64, **options)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2)
+    prefix = [*[1, 2, 3, 4, 5] * 8, 1]  # the last token is in a tile of rows with what follows
+    good, bad = Add("good", [*prefix, 6], params, seed=0), Add("bad", [*prefix, *[7, 8] * 40], params, seed=0)
+    alone = finished(Engine(config), good)
+    engine = Engine(config)
+    assert [p.finish_reason for p in finished(engine, bad)] == [FinishReason.ERROR]
+    after = finished(engine, good)
+    assert [(p.token_ids, p.logprobs) for p in after] == [(p.token_ids, p.logprobs) for p in alone]
+    assert after[0].num_cached == len(prefix)
+
+
+def finished(engine: Engine, *adds: Add) -> list[Progress]:
+    for add in adds:
+        engine.add(add)
+    progress = []
+    while (output := engine.step()) is not None:
+        progress += output.progress
+    return progress
 
 
 def test_end_tokens_outside_of_the_vocabulary_harm_nobody(data: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from octavo.request import MAX_STRUCTURED, ParameterError, Structured
 from octavo.server.structured import StructuredFields
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from tests.schemas import SCHEMAS
+from tests.waiting import until
 
 VOCAB_SIZE = 49152
 END = 2
@@ -62,16 +62,9 @@ def allowed(matcher: Matcher) -> list[int]:
     return ids
 
 
-def waited(compilation: Compilation, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not compilation.is_open():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def refusal(compilation: Compilation) -> str:
     with pytest.raises(ParameterError) as caught:
-        waited(compilation)
+        until(compilation.is_open)
     assert caught.value.param == compilation.structured.field
     return str(caught.value)
 
@@ -286,10 +279,10 @@ def test_compiling_is_bounded_and_harms_nobody(compiler: Compiler) -> None:
     ]
     caught = [compiler.compile(bomb) for bomb in bombs]
     good = compiler.compile(Structured.json_schema({"type": "object"}))
-    waited(good)
+    until(good.is_open)
     for compilation in caught:
         assert "4 seconds of processor time or the 96 MB of memory" in refusal(compilation)
-    waited(compiler.compile(Structured.choice(["after"])))
+    until(compiler.compile(Structured.choice(["after"])).is_open)
     with pytest.raises(ParameterError):  # remembered
         compiler.compile(bombs[0]).is_open()
 
@@ -300,14 +293,14 @@ def test_equal_grammars_are_compiled_once_and_the_oldest_are_forgotten(
     monkeypatch.setattr("octavo.grammar.compiler.CACHE_ENTRIES", 3)
     first = compiler.compile(Structured.choice(["a", "b"]))
     assert compiler.compile(Structured.choice(["a", "b"])) is first
-    waited(first)
+    until(first.is_open)
     assert compiler.num_compiled == 1
     for i in range(3):
-        waited(compiler.compile(Structured.choice([str(i)])))
+        until(compiler.compile(Structured.choice([str(i)])).is_open)
     assert compiler.compile(Structured.choice(["a", "b"])) is first  # for it is in use
     del first
     gc.collect()
-    waited(compiler.compile(Structured.choice(["a", "b"])))
+    until(compiler.compile(Structured.choice(["a", "b"])).is_open)
     assert compiler.num_compiled == 5
 
 
@@ -318,16 +311,16 @@ def test_what_nobody_waits_for_any_more_is_not_compiled(compiler: Compiler) -> N
         compiler.compile(Structured.choice(["left", str(i)]))
     last = compiler.compile(Structured.choice(["last"]))
     for compilation in (*first, last):
-        waited(compilation)
+        until(compilation.is_open)
     assert compiler.num_compiled < 2 * NUM_THREADS + 1
 
 
 def test_a_trial_process_that_was_killed_is_replaced(compiler: Compiler) -> None:
-    waited(compiler.compile(Structured.choice(["a"])))
+    until(compiler.compile(Structured.choice(["a"])).is_open)
     assert compiler._trials is not None
     os.kill(compiler._trials._process.pid, signal.SIGKILL)
     compiler._trials._process.wait()
-    waited(compiler.compile(Structured.choice(["b"])))
+    until(compiler.compile(Structured.choice(["b"])).is_open)
 
 
 def test_a_model_without_a_tokenizer_says_so(tmp_path: Path) -> None:

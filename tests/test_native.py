@@ -51,6 +51,7 @@ KERNELS = {
 PORTABLE = {
     "test_pool": ["barrier", "sleep and wake", "uneven work"],
     "test_memory": ["reserve", "huge pages", "refusal"],
+    "test_hostile": ["changed programs"],
 }
 
 

@@ -19,7 +19,12 @@ from octavo.config import ConfigError, EngineConfig
 from octavo.engine.client import EngineClient
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress
+from octavo.graph.adapt import targets
+from octavo.models import build_graph
 from octavo.request import SamplingParams, Terms, TokenLogprobs
+from octavo.weights.checkpoint import open_checkpoint
+from tests.random_adapter import random_adapter
+from tests.waiting import until
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=4, logprobs=3, ignore_eos=True)
 LENGTH = 700  # of a prompt that is kept at once, 43 blocks and a rest
@@ -42,13 +47,6 @@ def engine(model: Path, disk: Path | None, **options: Any) -> Engine:
         tier.rates.compute_seconds = lambda start, stop: 60.0
         until(lambda: made.stats().disk_open or tier._transfers.failed)
     return made
-
-
-def until(reached: Any) -> None:
-    end = time.monotonic() + 60
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def prompt(seed: int, length: int = LENGTH) -> list[int]:
@@ -205,7 +203,8 @@ def test_a_damaged_file_is_never_served(disk: Path, model: Path) -> None:
         assert answer == expected
         found.append(num_cached // 16)
         assert again.stats().disk_blocks_refused == i + 1
-        until(lambda: again.step() is None and len(files(disk)) == NUM_BLOCKS)
+        until(lambda i=i: again.step() is None and again.stats().disk_blocks_written == i + 1)
+        assert len(files(disk)) == NUM_BLOCKS
     assert sorted(found) == list(range(NUM_BLOCKS))  # as far as the damaged one
     again.loaded.cache.flush()
     assert ask(again, prompt(1)) == (expected, NUM_BLOCKS * 16)
@@ -239,6 +238,35 @@ def test_what_blocks_depend_on_keeps_them_apart(disk: Path, model: Path, data: P
     again = engine(model, disk, fuse=False, num_threads=2)  # these change no bit
     assert ask(again, prompt(1), terms=Terms(cache_salt="mine"))[1] == NUM_BLOCKS * 16
     assert ask(again, prompt(1)) == (alone(model, prompt(1)), NUM_BLOCKS * 16)
+    again.close()
+
+
+def test_blocks_of_an_adapter_are_of_its_content(tmp_path: Path, model: Path) -> None:
+    """Whatever it is called and wherever it lies; not those of another one, nor of none, nor of what took its place."""
+    found = targets(build_graph(open_checkpoint(model)))
+
+    def with_adapter(name: str, seed: int, disk: Path | None = tmp_path / "kv") -> tuple[Engine, str]:
+        path = random_adapter(tmp_path / name, found, seed)
+        made = engine(model, disk, lora=(f"{name}={path}",))
+        return made, made.loaded.named_adapters[name]
+
+    first, adapter = with_adapter("mine", seed=1)
+    own = ask(first, prompt(1), adapter=adapter)[0]
+    plain = ask(first, prompt(1))[0]
+    assert own != plain == alone(model, prompt(1))
+    first.close()
+    renamed, same = with_adapter("renamed", seed=1)
+    assert same == adapter
+    assert ask(renamed, prompt(1), adapter=same) == (own, NUM_BLOCKS * 16)
+    assert ask(renamed, prompt(1)) == (plain, NUM_BLOCKS * 16)
+    renamed.close()
+    replaced, other = with_adapter("mine", seed=2)
+    answer, num_cached = ask(replaced, prompt(1), adapter=other)
+    assert other != adapter and num_cached == 0
+    assert answer == ask(with_adapter("fresh", 2, None)[0], prompt(1), adapter=other)[0] != own
+    replaced.close()
+    again = engine(model, tmp_path / "kv")  # one that serves no adapters
+    assert ask(again, prompt(1)) == (plain, NUM_BLOCKS * 16)
     again.close()
 
 

@@ -22,9 +22,13 @@ from octavo.backends.base import KV_SPLIT, SMALL_T, StepBatch
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress, pooled
+from octavo.graph.adapt import targets
+from octavo.models import build_graph
 from octavo.pooling import Pooling
 from octavo.request import FinishReason, Request, SamplingParams, TokenLogprobs
+from octavo.weights.checkpoint import open_checkpoint
 from tests.quantised_model import ACT_ORDER, GPTQ, save_quantised, sorted_alike
+from tests.random_adapter import random_adapter
 from tests.random_blocks import MIXED, write_mixed
 from tests.random_model import WINDOWS, random_model, save
 
@@ -55,6 +59,7 @@ class Seen:
     disk_blocks: int = 0  # loaded from disk
     pooled_hits: int = 0  # prompts whose last states were pooled, and the rest came from the cache
     left_windows: int = 0  # sequences whose first blocks were given back
+    adapters: int = 0  # the most of a step, none counted as one
     expert_rows: set[int] = field(default_factory=set)  # how many tokens of a step one expert had
     threads: set[int] = field(default_factory=set)
     mixed_draws: int = 0  # steps that stored logits of some rows, and drew others without
@@ -66,6 +71,7 @@ class Seen:
         self.large_steps += len(batch.token_ids) > SMALL_T
         self.mixed_steps += min(lengths) == 1 and max(lengths) > 1
         self.largest_batch = max(self.largest_batch, len(lengths))
+        self.adapters = max(self.adapters, len(np.unique(batch.adapters)))
         for table in batch.block_tables:
             self.left_windows += int(((table[:, :2] == 0).all(axis=1) & (batch.context_lens > 32)).sum())
 
@@ -191,10 +197,10 @@ class Answers:
             self.num_cached[p.id, p.choice] = p.num_cached
 
 
-def alone(path: Path, pool: list[Add], types: dict[str, str]) -> Answers:
+def alone(path: Path, pool: list[Add], **options: Any) -> Answers:
     answers = Answers()
     for add in pool:
-        engine = Engine(config(path, **types))
+        engine = Engine(config(path, **options))
         engine.add(add)
         while (output := engine.step()) is not None:
             answers.take(output.progress)
@@ -204,7 +210,7 @@ def alone(path: Path, pool: list[Add], types: dict[str, str]) -> Answers:
 
 
 def random_engine(
-    path: Path, rng: random.Random, block_bytes: int, case: int, disk: Path, types: dict[str, str]
+    path: Path, rng: random.Random, block_bytes: int, case: int, disk: Path, **options: Any
 ) -> EngineConfig:
     """What must be reached is dealt out by the number of the case; the rest is drawn."""
     crowded = case % 2 == 0
@@ -216,7 +222,6 @@ def random_engine(
         num_threads=1 + case // 2 % 2,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=max(num_seqs, rng.choice(chunks)),
-        **types,
         kv_cache_memory=num_blocks * block_bytes,
         target_itl=3600.0 if crowded else None,  # so that all prompts begin at once, however slow the machine
         prefix_caching=(prefix_caching := rng.random() < 0.85),
@@ -226,19 +231,19 @@ def random_engine(
         fuse=rng.random() < 0.6,
         reuse=rng.random() < 0.8 and case % 4 != 3,
         poison=rng.random() < 0.5,
+        **options,
     )
 
 
 def schedule(
-    path: Path, pool: list[Add], rng: random.Random, block_bytes: int, case: int, seen: Seen, disk: Path,
-    types: dict[str, str],
-) -> Iterator[tuple[Add, int, Answer]]:  # fmt: skip
+    path: Path, pool: list[Add], rng: random.Random, block_bytes: int, case: int, seen: Seen, disk: Path, **more: Any
+) -> Iterator[tuple[Add, int, Answer]]:
     """Runs a random selection in a random order of arrival; (request, choice, answer) of those not aborted.
 
     Every other case is crowded: the smallest cache, and all requests at once.
     """
     crowded = case % 2 == 0
-    options = random_engine(path, rng, block_bytes, case, disk, types)
+    options = random_engine(path, rng, block_bytes, case, disk, **more)
     adds = rng.sample(pool, len(pool) if crowded else rng.randint(len(pool) // 2, len(pool)))
     adds += [msgspec.structs.replace(a, id=f"{a.id}-again") for a in rng.sample(adds, len(adds) // 3)]
     engine = Engine(options)
@@ -295,16 +300,23 @@ def count_forks(engine: Engine, seen: Seen) -> None:
     engine.loaded.cache.fork = counted  # type: ignore[method-assign]
 
 
-def check_model(path: Path, num_requests: int, num_schedules: int, seed: int, **types: str) -> Seen:
-    """types: of KV cache and weights, as the config has them."""
-    loaded = Engine(config(path, **types)).loaded
+def check_model(path: Path, num_requests: int, num_schedules: int, seed: int, **options: Any) -> Seen:
+    """options: of all engines."""
+    loaded = Engine(config(path, **options)).loaded
     pool = request_pool(loaded.bounds.vocab_size, num_requests)
-    expected = alone(path, pool, types)
+    if loaded.named_adapters:  # prompts of one beginning mostly have one adapter, but not always
+        digests = ["", *loaded.named_adapters.values()]
+        pool = [
+            msgspec.structs.replace(add, adapter=digests[(i % 3 + i // 9) % len(digests)]) for i, add in enumerate(pool)
+        ]
+    expected = alone(path, pool, **options)
     seen = Seen()
     with tempfile.TemporaryDirectory() as disk:
         for case in range(num_schedules):
             rng = random.Random(f"{path.name} {seed} {case}")
-            for add, choice, answer in schedule(path, pool, rng, loaded.kv.block_bytes, case, seen, Path(disk), types):
+            for add, choice, answer in schedule(
+                path, pool, rng, loaded.kv.block_bytes, case, seen, Path(disk), **options
+            ):
                 want = expected.choices[add.id.removesuffix("-again"), choice]
                 assert answer == want, (path.name, seed, case, add.id, choice)
     return seen
@@ -365,6 +377,19 @@ def test_bits_of_alibi_and_layer_norms(data: Path) -> None:
     assert seen.longest_context > 2 * KV_SPLIT and seen.threads >= {1, 2}
 
 
+def test_bits_of_adapters(data: Path, tmp_path: Path) -> None:
+    """Of different modules and ranks, each request with one or none."""
+    path = data / "gguf/tiny-llama-q4_1.gguf"
+    found = targets(build_graph(open_checkpoint(path)))
+    lora = (
+        f"all={random_adapter(tmp_path / 'all', found, seed=1, rank=8)}",
+        f"down={random_adapter(tmp_path / 'down', found, seed=2, rank=3, only=('down_proj',), stored='F16')}",
+    )
+    seen = check_model(path, 16, 4, seed=0, lora=lora, max_lora_rank=8)
+    assert_reached(seen)
+    assert seen.adapters == 3
+
+
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 def test_bits_of_windows(tmp_path: Path, kv_dtype: str) -> None:
     """Two KV groups, one of which gives blocks back while a request runs."""
@@ -397,7 +422,7 @@ def test_bits_of_other_packed_formats(fixtures: Path, name: str) -> None:
     assert seen.mixed_steps > 0 and seen.chunked > 0 and seen.largest_batch > 4
 
 
-@pytest.mark.parametrize("name", ["arch/minimax_m2", "arch/deepseek_v3"])
+@pytest.mark.parametrize("name", ["arch/minimax_m2", "arch/deepseek_v3_narrow"])
 def test_bits_of_experts(data: Path, name: str) -> None:
     """Experts with no token of a step, with one and with many; the second model has latent attention, too."""
     seen = check_model(data / name, num_requests=16, num_schedules=4, seed=0)

@@ -22,6 +22,7 @@ from octavo.config import ConfigError
 from octavo.server.chat_fields import ChatRequest
 from octavo.server.completion_fields import CompletionRequest
 from tests.serving import Server, events
+from tests.waiting import until
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -261,7 +262,7 @@ def test_sigterm_drains(data: Path) -> None:
         with server.http.stream("POST", CHAT, json=body) as response:
             server.process.send_signal(signal.SIGTERM)
             with httpx.Client(base_url=server.url) as other:
-                _wait(lambda: other.get("/health/ready").status_code == 503)
+                until(lambda: other.get("/health/ready").status_code == 503)
                 assert other.get("/health").status_code == 200
                 _refused(other.post(CHAT, json={"messages": HELLO}), 503, None)
             os.kill(engine, signal.SIGCONT)
@@ -277,7 +278,7 @@ def test_drain_waits_for_a_request_that_is_being_read(data: Path) -> None:
             slow.sendall(head.encode() + body[:5])
             server.wait_for("octavo_http_requests_open", 1)
             server.process.send_signal(signal.SIGTERM)
-            _wait(lambda: server.http.get("/health/ready").status_code == 503)
+            until(lambda: server.http.get("/health/ready").status_code == 503)
             time.sleep(0.2)  # some looks of the drain
             slow.sendall(body[5:])
             assert slow.makefile("rb").readline().split()[1] == b"200"
@@ -338,13 +339,6 @@ def _refused(response: httpx.Response, status: int, param: Any) -> None:
 def _connected(server: Server) -> socket.socket:
     address = httpx.URL(server.url)
     return socket.create_connection((address.host, address.port or 0), timeout=10)
-
-
-def _wait(condition: Any) -> None:
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def _cpu_seconds(pid: int) -> float:

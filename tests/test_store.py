@@ -6,6 +6,7 @@ import os
 import resource
 import struct
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,32 @@ def test_two_processes_share_a_directory(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert a.counters.refused == b.counters.refused == 0
+
+
+def test_what_changes_while_a_look_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread refuses a file that was seen, and writes one that was not; or forgets them all."""
+    store = BlockStore(tmp_path, SPACE, 10**6)
+    old, damaged, new = chain(3)
+    write(store, [old, damaged])
+    folder, scandir = tmp_path / SPACE.hex(), os.scandir
+
+    def during_a_look(happens: Callable[[], object]) -> None:
+        def seen(path: Path | str) -> Iterator[os.DirEntry[str]]:
+            yield from scandir(path)
+            if str(path) == str(folder):
+                happens()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "scandir", seen)
+            store.refresh()
+
+    (folder / damaged.name).write_bytes(b"")
+    during_a_look(lambda: (read(store, damaged), write(store, [new])))
+    assert [block in store for block in (old, damaged, new)] == [True, False, True]
+    during_a_look(store.forget)
+    assert len(store) == 0
+    store.refresh()
+    assert [block in store for block in (old, damaged, new)] == [True, False, True]
 
 
 def test_a_directory_that_fails_says_so(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from octavo.engine.supervisor import EngineProcess
 from octavo.server.errors import ApiError
 from octavo.server.resume import MAX_BYTES, ResumableStream, ResumableStreams
 from tests.serving import Server
+from tests.waiting import until
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -139,10 +140,7 @@ def test_abort_by_id_ends_with_what_there_is(server: Server, stream: bool) -> No
     id, aborted = f"cmpl-abort-{stream}", threading.Event()
 
     def abort() -> None:
-        deadline = time.monotonic() + 30
-        while server.http.post("/v1/abort", json={"id": id}).status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: server.http.post("/v1/abort", json={"id": id}).status_code == 200, every=0.02)
         aborted.set()
 
     thread = threading.Thread(target=abort)
@@ -214,10 +212,9 @@ def test_a_stream_is_taken_up_where_it_broke(server: Server) -> None:
         assert server.http.get(f"/v1/streams/{id}", headers={"last-event-id": last}).status_code == 400
     assert server.http.get(f"/v1/streams/{id}", headers={"last-event-id": "99999"}).status_code == 410
     assert server.http.get("/v1/streams/nobody").status_code == 404
-    deadline = time.monotonic() + 60
-    while server.http.get(f"/v1/streams/{id}").status_code != 404:  # each look renews the time of grace
-        assert time.monotonic() < deadline
-        time.sleep(5)
+    until(
+        lambda: server.http.get(f"/v1/streams/{id}").status_code == 404, every=5
+    )  # each look renews the time of grace
 
 
 def test_a_stream_that_nobody_takes_up_is_aborted(server: Server) -> None:
@@ -225,7 +222,7 @@ def test_a_stream_that_nobody_takes_up_is_aborted(server: Server) -> None:
         body = {**LONG, "n": 60, "stream": True, "resumable": True}
         with first.stream("POST", COMPLETIONS, json=body) as response:
             read(response, 1)
-    server.wait_for("octavo_requests_running", 0, seconds=20)
+    server.wait_for("octavo_requests_running", 0)
 
 
 async def numbered(count: int, size: int = 10) -> AsyncGenerator[bytes, None]:

@@ -210,5 +210,5 @@ def test_bombs_beside_live_streams(server: Server) -> None:
     for stream in streams:
         stream.join()
     assert got == 4 * [want]
-    server.wait_for("octavo_requests_waiting", 0, seconds=20)
-    server.wait_for("octavo_requests_running", 0, seconds=20)
+    server.wait_for("octavo_requests_waiting", 0)
+    server.wait_for("octavo_requests_running", 0)

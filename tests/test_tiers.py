@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +19,7 @@ from octavo.cache.store import BlockStore
 from octavo.cache.tiers import LONG_PREFIX, DiskTier
 from octavo.cache.transfers import DiskLoad
 from octavo.request import FinishReason, Request, SamplingParams, Terms
+from tests.waiting import until
 
 NUM_BLOCKS = 90
 SPACE = b"0123456789abcdef"
@@ -173,13 +172,6 @@ class World:
             self.tier.stepped(rng.choice([0.0, 0.1]))
             self.tier.work()
         self.cache.check(self.running)
-
-
-def until(reached: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 GROUPS = {

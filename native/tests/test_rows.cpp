@@ -262,6 +262,14 @@ void test_kv_write(const Kernels& k, KvType type) {
       if (type == KvType::F32)  // no byte pair of 0xff 0xff: see below
         for (float* x : {keys.data(), values.data()})
           for (int64_t i = 0; i < tokens * ld; i++) x[i] = std::round(x[i] * 256) / 256;
+      values[(tokens - 1) * ld + 5] = NAN,
+                                 values[ld + dim + 3] = -INFINITY;  // head 0 of the last token, 1 of the second
+      values[0] = 3.4e38f;                                          // infinite in bf16
+      auto is_finite = [&](int t, int h) {
+        const float* v = &values[t * ld + h * dim];
+        return std::all_of(v, v + dim,
+                           [type](float x) { return std::abs(x) < (type == KvType::BF16 ? 3.39e38f : INFINITY); });
+      };
       Guarded<uint8_t> memory(3 * heads * block_bytes), in_parts(3 * heads * block_bytes);
       auto args = [&](Guarded<uint8_t>& to) {
         return KvWriteArgs{{type, to.data(), int64_t(3 * block_bytes), int64_t(block_bytes), heads, dim, dim},
@@ -282,7 +290,9 @@ void test_kv_write(const Kernels& k, KvType type) {
           for (int d = 0; d < dim; d++) {
             const uint8_t* block = memory.data() + (size_t(h) * 3 + slots[t]) * block_bytes;
             const int slot = positions[t] % kBlock;
-            const float key = keys[t * ld + h * dim + d], value = values[t * ld + h * dim + d];
+            const bool finite = is_finite(t, h);  // else zeros under a key of NaN
+            const float key = finite ? keys[t * ld + h * dim + d] : __builtin_bit_cast(float, 0x7fc00000);
+            const float value = finite ? values[t * ld + h * dim + d] : 0;
             if (type == KvType::F32) {
               good &= !memcmp(block + (size_t(d) * 16 + slot) * 4, &key, 4);
               good &= !memcmp(block + panel + (size_t(slot) * dim + d) * 4, &value, 4);

@@ -102,7 +102,7 @@ class _Lowering:
     def vector(self, weight: Value) -> int:
         if weight.name not in self._weights:
             offset = self._vectors[weight.name]
-            self._weights[weight.name] = self._spec.add_weight(weight.name, self._memory, offset, "f32", 1, weight.cols)
+            self._weights[weight.name] = self._spec.add_vector(weight.name, self._memory, offset, weight.cols)
         return self._weights[weight.name]
 
     def rope(self, a: ops.Rope) -> int:

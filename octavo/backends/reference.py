@@ -198,7 +198,7 @@ def _group(run: Interpreter, node: Node, index: int) -> tuple[KvGroup, int]:
 def _kv_write(run: Interpreter, node: Node, a: ops.KvWrite) -> None:
     group, layer = _group(run, node, a.group)
     k, v = (run.get(x).reshape(len(run.get(x)), a.kv_heads, -1) for x in node.ins[:2])
-    run.state.write(a.group, layer, run.batch, meaning.round_kv(k, group.dtype), meaning.round_kv(v, group.dtype))
+    run.state.write(a.group, layer, run.batch, *meaning.round_kv(k, v, group.dtype))
 
 
 def _attention(run: Interpreter, node: Node, a: ops.Attention) -> F32:

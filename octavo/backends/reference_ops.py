@@ -129,9 +129,11 @@ def fixed_point(x: F32, steps: int) -> F32:
     return np.asarray(np.rint(np.where(finite, x, np.float32(0)) * inverse) * step, np.float32)
 
 
-def round_kv(x: F32, dtype: DType) -> F32:
-    """Keys or values [n, kv_heads, D] as a cache of type `dtype` holds them, decoded."""
-    return round_bf16(x) if dtype is DType.BF16 else fixed_point(x, 127) if dtype is DType.I8 else x
+def round_kv(k: F32, v: F32, dtype: DType) -> tuple[F32, F32]:
+    """Keys [n, kv_heads, D] and values [n, kv_heads, V] as a cache of type `dtype` holds them, decoded."""
+    k, v = (round_bf16(x) if dtype is DType.BF16 else fixed_point(x, 127) if dtype is DType.I8 else x for x in (k, v))
+    finite = np.isfinite(v).all(axis=2, keepdims=True)
+    return np.where(finite, k, np.float32(np.nan)), np.where(finite, v, np.float32(0))
 
 
 def attention(

@@ -7,7 +7,7 @@ import itertools
 import json
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -59,14 +59,13 @@ class Target:
 
     async def model(self) -> str:
         """The first that it serves."""
-        status, reader, writer = await self._request("GET", "/v1/models", b"")
-        answer = await reader.read()
+        status, body, writer = await self._request("GET", "/v1/models", b"")
+        answer = b"".join([data async for data in body])
         writer.close()
         if status != 200:
             raise ConfigError(f"{self.url}: /v1/models gives status {status}: {answer[:200]!r}")
         try:
-            found = json.loads(answer[answer.index(b"{") : answer.rindex(b"}") + 1])
-            return str(found["data"][0]["id"])
+            return str(json.loads(answer)["data"][0]["id"])
         except (ValueError, LookupError, TypeError):
             raise ConfigError(f"{self.url}: /v1/models names no model") from None
 
@@ -77,18 +76,18 @@ class Target:
             "stream_options": {"include_usage": True}, **fields,
         }  # fmt: skip
         began = time.perf_counter()
-        status, reader, writer = await self._request("POST", "/v1/completions", json.dumps(body).encode())
+        status, answer, writer = await self._request("POST", "/v1/completions", json.dumps(body).encode())
         answered = time.perf_counter() - began
         events: list[tuple[float, int]] = []
         usage: dict[str, Any] = {}
         error = ""
         try:
-            while line := await reader.readline():
-                if status != 200:
-                    error += line.decode(errors="replace").strip()
-                if not line.startswith(b"data: {"):
+            if status != 200:
+                error = b"".join([data async for data in answer]).decode(errors="replace").strip()
+            async for data in sse_data(answer):
+                if not data.startswith(b"{"):
                     continue
-                chunk = json.loads(line[6:])
+                chunk = json.loads(data)
                 usage = chunk.get("usage") or usage
                 for choice in chunk.get("choices", ()):
                     if "token_ids" in choice:
@@ -105,8 +104,8 @@ class Target:
 
     async def _request(
         self, method: str, path: str, body: bytes
-    ) -> tuple[int, asyncio.StreamReader, asyncio.StreamWriter]:
-        """Status, the answer behind its headers, and what has to be closed."""
+    ) -> tuple[int, AsyncIterator[bytes], asyncio.StreamWriter]:
+        """Status, the body of the answer in pieces of any size, and what has to be closed."""
         reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=2**24)
         head = f"{method} {self._base}{path} HTTP/1.1\r\n{self._headers}content-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
@@ -114,6 +113,36 @@ class Target:
         if not line.startswith(b"HTTP/1."):
             raise ConfigError(f"{self.url}: no answer by HTTP: {line[:80]!r}")
         status = int(line.split()[1])
-        while (await reader.readline()).strip():
-            pass
-        return status, reader, writer
+        chunked = False
+        while header := (await reader.readline()).strip():
+            name, _, value = header.lower().partition(b":")
+            chunked |= name == b"transfer-encoding" and value.strip() == b"chunked"
+        return status, _chunks(reader) if chunked else _until_closed(reader), writer
+
+
+async def _until_closed(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while data := await reader.read(2**16):
+        yield data
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Of HTTP/1.1's chunked transfer coding (RFC 9112, 7.1)."""
+    while size := int((await reader.readline()).partition(b";")[0] or b"0", 16):
+        try:
+            yield await reader.readexactly(size)
+        except asyncio.IncompleteReadError as e:  # the server is gone
+            yield e.partial
+        await reader.readline()
+
+
+async def sse_data(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The data of each event of a stream (WHATWG HTML, server-sent events), however it was cut on its way."""
+    rest, lines = b"", list[bytes]()
+    async for piece in body:
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            if line.startswith(b"data:"):
+                lines.append(line.removeprefix(b"data:").removeprefix(b" ").rstrip(b"\r"))
+            elif not line.strip() and lines:
+                yield b"\n".join(lines)
+                lines.clear()

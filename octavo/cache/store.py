@@ -92,7 +92,9 @@ class BlockStore:
         self._folder = directory / space.hex()
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.Lock()
+        self._looking = threading.Lock()
         self._names: set[str] = set()  # of this space
+        self._meanwhile: dict[str, bool] | None = None  # what came (True) and went since the look under way began
         self._num_bytes = 0  # of all spaces, as far as known
         self._unseen = 0  # written since the last look at what others did
         self._counters = Counters()
@@ -119,7 +121,10 @@ class BlockStore:
         return block.name in self._names
 
     def write(self, block: BlockId, payload: memoryview, seconds: float, used_ns: int) -> None:
-        """Store a block, unless it is there. `seconds`: what it cost to compute. `used_ns`: as in `touch`."""
+        """Store a block, unless it is there. `seconds`: what it cost to compute. `used_ns`: as in `touch`.
+
+        The block is known to be there somewhat later than its file is seen, and counted last.
+        """
         if block in self:
             return
         header = self._header(block, len(payload), seconds)
@@ -138,9 +143,9 @@ class BlockStore:
             scratch.unlink(missing_ok=True)
             raise
         with self._lock:
-            self._names.add(block.name)
             self._num_bytes += num_bytes
             self._unseen += num_bytes
+        self._note(block.name, True)
         self._count(written=1)
         if self._num_bytes > self._max_bytes or self._unseen > self._max_bytes // 32:
             self.refresh()
@@ -160,7 +165,7 @@ class BlockStore:
                 whole = os.fstat(file.fileno()).st_size == num_bytes
                 whole = whole and os.preadv(file.fileno(), [header, payload, checksum], 0) == num_bytes
         except FileNotFoundError:
-            self._names.discard(block.name)
+            self._note(block.name, False)
             return None
         if whole:
             digest = xxhash.xxh3_128(header)
@@ -169,8 +174,8 @@ class BlockStore:
             if digest.digest() == checksum and header == self._header(block, len(payload), seconds):
                 self._count(read=1)
                 return seconds
-        self._names.discard(block.name)
         path.unlink(missing_ok=True)
+        self._note(block.name, False)
         self._count(refused=1)
         return None
 
@@ -180,11 +185,12 @@ class BlockStore:
             try:
                 os.utime(self._folder / block.name, ns=(used_ns - depth, used_ns - depth))
             except FileNotFoundError:
-                self._names.discard(block.name)
+                self._note(block.name, False)
 
     def forget(self) -> None:
         """From now on no block is known to be there; `clear` removes the files."""
-        self._names = set()
+        with self._lock:
+            self._names, self._meanwhile = set(), None
 
     def clear(self) -> None:
         """Remove all blocks of this space."""
@@ -195,6 +201,13 @@ class BlockStore:
 
     def refresh(self) -> None:
         """Look at what is there, others' files too; remove the least recently used ones beyond the bound."""
+        with self._looking:
+            self._look()
+
+    def _look(self) -> None:
+        meanwhile: dict[str, bool] = {}
+        with self._lock:
+            self._meanwhile = meanwhile
         seen_ns = self._folder.stat().st_mtime_ns
         files = list(stored_blocks(self._root))
         total = sum(file.num_bytes for file in files)
@@ -203,7 +216,11 @@ class BlockStore:
         paths = (Path(file.path) for file in set(files) - set(removed))
         names = {path.name for path in paths if path.parent == self._folder}
         with self._lock:
-            self._names, self._num_bytes, self._unseen = names, total, 0
+            if self._meanwhile is meanwhile:  # else all that was seen was forgotten
+                self._names = {name for name in names if meanwhile.get(name, True)}
+                self._names |= {name for name, there in meanwhile.items() if there}
+            self._meanwhile = None
+            self._num_bytes, self._unseen = total, 0
         self._seen_ns = seen_ns
         self._count(removed=len(removed))
 
@@ -230,6 +247,12 @@ class BlockStore:
             if seconds is not None:
                 return num_tokens, seconds
         return None
+
+    def _note(self, name: str, there: bool) -> None:
+        with self._lock:
+            (self._names.add if there else self._names.discard)(name)
+            if self._meanwhile is not None:
+                self._meanwhile[name] = there
 
     def _count(self, **more: int) -> None:
         with self._lock:

@@ -93,7 +93,8 @@ class Rope(Attrs):
 class KvWrite(Attrs):
     """(k[T,kv_heads*D], v[T,kv_heads*V], state) -> (): rounds to the KV type and writes each token to its slot.
 
-    V is value_dim, or D without one.
+    V is value_dim, or D without one. Where a head's value is not finite in the KV type, it counts as zeros under a key of
+    NaN: a token that sees it gets NaN, and others nothing of it.
 
     int8: per token and head, scale = max|x| / 127 and q = x / scale to the nearest even.
     """
