@@ -247,7 +247,7 @@ def schedule(
     adds = rng.sample(pool, len(pool) if crowded else rng.randint(len(pool) // 2, len(pool)))
     adds += [msgspec.structs.replace(a, id=f"{a.id}-again") for a in rng.sample(adds, len(adds) // 3)]
     engine = Engine(options)
-    engine._program = Watched(engine._program, seen, readable=not options.reuse)  # type: ignore[assignment]
+    engine._program = Watched(engine._program, seen, readable=not (options.reuse or options.lora))  # type: ignore[assignment]
     if (tier := engine.loaded.tier) is not None:
         tier.rates.compute_seconds = lambda start, stop: 60.0  # the tiny models compute faster than any disk loads
     seen.threads.add(options.num_threads)
