@@ -169,10 +169,6 @@ class EveryOperation : public check::Builder {
     if (!fused) add(Op::Sample).a = logits;
   }
 };
-add(Op::Sample).a = logits;
-}
-}
-;
 
 using Change = std::function<void(ProgramSpec&)>;
 
