@@ -8,37 +8,56 @@
 
 namespace octavo {
 
-struct AttnMerge {  // all splits of one tile of rows
-  int tok0, ntok, kv_head, nsplit;
-  const float* partial;
+// KV tiles of one head that the items of a step read, and how many more they would be if no two sequences shared any.
+struct KvTiles {
+  int64_t read = 0, saved = 0;
 };
 
 class AttnPlan {
  public:
+  struct Shape {
+    int group;  // of the KV cache
+    int heads, kv_heads, value_dim;
+    int window;
+    bool causal;
+    bool share;  // tiles among sequences; false only to check that it changes no bit
+  };
+
   // Reserves (touched on use) the partial results of the few items that are split among threads.
-  AttnPlan(int group, int heads, int window, bool causal, int kv_heads, int value_dim, int max_model_len, int workers);
+  AttnPlan(const Shape& shape, int max_model_len, int workers);
 
   bool serves(int group, int heads, int window, bool causal) const {
-    return group == group_ && heads == heads_ && window == window_ && causal == causal_;
+    return group == shape_.group && heads == shape_.heads && window == shape_.window && causal == shape_.causal;
   }
   void make(const Batch& batch);
 
-  const std::vector<AttnItem>& items() const { return items_; }     // longest first
-  const std::vector<AttnMerge>& merges() const { return merges_; }  // after all items; mostly none
+  const std::vector<AttnItem>& items() const { return items_; }    // longest first
+  const std::vector<AttnItem>& merges() const { return merges_; }  // after all items; mostly none
+  KvTiles tiles() const { return tiles_; }                         // of the last step, all heads
 
  private:
-  int first_token(const AttnItem& item) const;  // that an item reads, in the first of its splits
-  int end_token(const AttnItem& item) const;    // behind those that it reads
+  bool shares() const { return shape_.share && shape_.causal; }
+  void order_sequences(const Batch& batch);
+  void divide(const Batch& batch);
+  int shared_tiles(const Batch& batch, int a, int b) const;
+  int whole_tiles(const Batch& batch, int sequence) const;
+  int first_token(const AttnPart& part) const;  // that a part reads
+  int end_token(const AttnPart& part) const;    // behind those that it reads
+  int first_split(const AttnItem& item) const;
   int64_t cost_of(const AttnItem& item) const;
   void split();
+  void count_tiles();
 
-  int group_, heads_, window_, kv_heads_, value_dim_, tile_, workers_;
-  bool causal_;
-  size_t partial_floats_;  // of one split of one tile
-  int max_splits_;
+  Shape shape_;
+  int rows_;  // of a token
+  int tile_;  // tokens of an item
+  int workers_;
   Memory partials_;
-  std::vector<AttnItem> items_, whole_;
-  std::vector<AttnMerge> merges_;
+  std::vector<int> order_;  // of the sequences: those with common blocks one after the other
+  std::vector<AttnPart> parts_;
+  std::vector<int> starts_;  // of the groups of parts that make an item for each head
+  std::vector<AttnItem> items_, whole_, merges_;
+  KvTiles tiles_;
 };
 
 }  // namespace octavo

@@ -28,6 +28,12 @@ void Program::run(const Batch& batch, const SampledArrays& out, std::vector<Span
         slots_[g][static_cast<size_t>(t)] =
             batch.tables[g].blocks[int64_t{s} * batch.tables[g].width + batch.positions[t] / kBlock];
   for (AttnPlan& plan : attn_plans_) plan.make(batch);
+  for (const int index : attn_plan_of_) {
+    if (index < 0) continue;
+    const KvTiles tiles = attn_plans_[static_cast<size_t>(index)].tiles();
+    kv_tiles_.read += tiles.read;
+    kv_tiles_.saved += tiles.saved;
+  }
   divide_adapters(batch);
   prepare_draws(step);
   for (Counter& c : counters_) c.next.store(0, std::memory_order_relaxed);
@@ -325,6 +331,7 @@ void Program::attention(const Node& n, const Step& step, int worker) {
   args.softcap_log2e = static_cast<float>(n.softcap * 1.4426950408889634);
   args.slopes_log2e = n.slopes.empty() ? nullptr : n.slopes.data();
   args.sinks = vector_of(n.vector);
+  args.scratch = workers_[static_cast<size_t>(worker)].attention.data()->floats;
   const auto kernel = kernels_.attention[static_cast<int>(args.kv.type)];
   const int count = static_cast<int>(plan.items().size());
   for (int i; (i = counters_[index].next.fetch_add(1, std::memory_order_relaxed)) < count;)
@@ -334,10 +341,7 @@ void Program::attention(const Node& n, const Step& step, int worker) {
   if (plan.merges().empty()) return;
   pool_->barrier();
   const Range mine = share(static_cast<int>(plan.merges().size()), pool_->size(), worker);
-  for (int i = mine.begin; i < mine.end; i++) {
-    const AttnMerge& m = plan.merges()[static_cast<size_t>(i)];
-    kernels_.attention_merge(args, m.tok0, m.ntok, m.kv_head, m.partial, m.nsplit);
-  }
+  for (int i = mine.begin; i < mine.end; i++) kernels_.attention_merge(args, plan.merges()[static_cast<size_t>(i)]);
 }
 
 // ---------------------------------------------------------------- operands

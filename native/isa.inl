@@ -13,6 +13,7 @@
 #include "experts.inl"
 #include "kv.inl"
 #include "attention_kv.inl"
+#include "attention_tile.inl"
 #include "attention.inl"
 #include "logits.inl"
 #include "draws.inl"

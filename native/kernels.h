@@ -218,18 +218,33 @@ constexpr size_t kv_block_bytes(KvType type, int head_dim, int value_dim) {
 
 constexpr int kBlock = 16, kKvTile = 128, kKvSplit = 512;
 
-// Work of one attention call: query tokens [tok0, tok0 + ntok) of one sequence, the query heads of one kv head, KV
-// splits [split0, split1). All tokens are consecutive rows of the step at consecutive positions from pos0.
+// Query tokens [tok0, tok0 + ntok) of one sequence: consecutive rows of the step at consecutive positions from pos0.
+struct AttnPart {
+  int tok0, ntok, pos0;
+  int context;            // 0: causal. Otherwise queries see what follows them, too, of so many tokens of the sequence
+  const int32_t* blocks;  // block table row of the sequence; what lies before the window is never read
+  int shared;             // the first so many KV tiles are the blocks of the part before, and read once for both
+};
+
+// Work of one attention call: the query heads of one kv head for the tokens of some parts, at most kItemParts of them, in
+// KV splits [split0, split1). Row = query token and head: part by part, token by token, head of the group by head.
 struct AttnItem {
-  int tok0, ntok, pos0, kv_head;
+  const AttnPart* parts;
+  int num_parts;
+  int kv_head;
   int split0, split1;
-  const int32_t* blocks;       // block table row of the sequence; what lies before the window is never read
   const int32_t* next_blocks;  // num_next blocks of what this thread probably does next, to prefetch
   int num_next;
-  float* partial;  // null: all splits are here, write the result. Otherwise floats [split1 - split0][row][V + 2], row =
-                   // token * group + head of the group: unnormalised output, max, sum of that split only
-  int context = 0;  // 0: causal. Otherwise queries see what follows them, too, of so many tokens of the sequence
+  float* partial;  // null: all splits are here, write the result. Otherwise floats [split1 - split0][row][V + 2]:
+                   // unnormalised output, max, sum of that split only
 };
+constexpr int kItemRows = 48;  // whose states a call keeps at once: an item of more rows reads K and V again
+constexpr int kItemParts = kItemRows;
+// Row stride of queries in words; not a multiple of 1024 bytes (L1 sets)
+constexpr int kQueryWords = kMaxHeadDim + 16;
+constexpr size_t attn_scratch_floats(int value_dim) {
+  return static_cast<size_t>(kItemRows) * (kQueryWords + 2 * static_cast<size_t>(value_dim));
+}
 
 struct AttnArgs {
   KvLayer kv;
@@ -245,6 +260,7 @@ struct AttnArgs {
   float softcap_log2e;        // 0: none
   const float* slopes_log2e;  // [heads] or null (ALiBi)
   const float* sinks;         // [heads] or null: scores in natural units that take part in the sum alone
+  float* scratch;             // attn_scratch_floats(value_dim) of this thread, at a line
 };
 
 struct RopeArgs {
@@ -348,8 +364,8 @@ struct Kernels {
   void (*rope)(const RopeArgs&, int row0, int row1, int head0, int head1);
   void (*kv_write[kKvTypes])(const KvWriteArgs&, int row0, int row1, int head0, int head1);
   void (*attention[kKvTypes])(const AttnArgs&, const AttnItem&);
-  // merge partial[nsplit][ntok * group][V + 2], all splits of tokens [tok0, tok0 + ntok) of one kv head, in order
-  void (*attention_merge)(const AttnArgs&, int tok0, int ntok, int kv_head, const float* partial, int nsplit);
+  // the result of an item whose splits, all of them, have left their partial states, in order
+  void (*attention_merge)(const AttnArgs&, const AttnItem&);
   void (*logit_max)(const float* x, int n, LogitMax& out);
   // sum of exp((x - max) * inv_temperature) over x >= floor, float64 over fixed blocks
   double (*sum_exp)(const float* x, int n, float max, float inv_temperature, float floor);

@@ -326,13 +326,15 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](ProgramSpec* self, int max_tokens, int max_rows, int max_seqs, int max_model_len, int vocab,
-             int small_tokens, bool poison) {
+             int small_tokens, bool poison, bool share) {
             new (self) ProgramSpec{};
             self->limits = {max_tokens, max_rows, max_seqs, max_model_len, vocab, {}};
             self->small_tokens = small_tokens;
             self->poison = poison;
+            self->share = share;
           },
-          "max_tokens"_a, "max_rows"_a, "max_seqs"_a, "max_model_len"_a, "vocab"_a, "small_tokens"_a, "poison"_a)
+          "max_tokens"_a, "max_rows"_a, "max_seqs"_a, "max_model_len"_a, "vocab"_a, "small_tokens"_a, "poison"_a,
+          "share"_a)
       .def(
           "add_value",
           [](ProgramSpec& s, const std::string& name, const std::string& act, bool logit_rows, int times, int cols,
@@ -401,6 +403,7 @@ NB_MODULE(_native, m) {
           "pool"_a, "isa"_a, "spec"_a)
       .def_prop_ro("arena_bytes", &Program::arena_bytes)
       .def_prop_ro("touched_bytes", &Program::touched_bytes)
+      .def_prop_ro("kv_tiles", [](const Program& p) { return std::tuple(p.kv_tiles().read, p.kv_tiles().saved); })
       .def(
           "set_adapter",
           [](Program& p, int slot, std::shared_ptr<Memory> memory,

@@ -105,9 +105,10 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
     cos_.emplace_back(tokens * rope.inv_freq.size());
     sin_.emplace_back(tokens * rope.inv_freq.size());
   }
-  size_t rotated = 0;
+  size_t rotated = 0, attention = 0;
   for (const GroupSpec& g : spec_.groups) {
     slots_.emplace_back(tokens);
+    attention = std::max(attention, attn_scratch_floats(g.value_dim));
     rotated = std::max(rotated, static_cast<size_t>(g.kv_heads) * static_cast<size_t>(kBlock * g.head_dim));
   }
   size_t ranks = 0, experts = 0;
@@ -124,6 +125,7 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
   for (Worker& w : workers_) {
     w.piece.resize(draws ? piece_logits(spec_.limits.max_rows) : 0);
     w.rotated.resize(rotated);
+    w.attention.resize((attention * sizeof(float) + kLine - 1) / kLine);
     w.sorted.starts.resize(experts + 1);
     w.sorted.ranks.resize(ranks);
     w.sorted.places.resize(ranks);
@@ -135,8 +137,14 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
       index = static_cast<int>(std::find_if(attn_plans_.begin(), attn_plans_.end(), same) - attn_plans_.begin());
       if (index == static_cast<int>(attn_plans_.size())) {
         const GroupSpec& g = spec_.groups[static_cast<size_t>(node.group)];
-        attn_plans_.emplace_back(node.group, node.heads, node.window, node.causal, g.kv_heads, g.value_dim,
-                                 spec_.limits.max_model_len, pool_->size());
+        const AttnPlan::Shape shape{.group = node.group,
+                                    .heads = node.heads,
+                                    .kv_heads = g.kv_heads,
+                                    .value_dim = g.value_dim,
+                                    .window = node.window,
+                                    .causal = node.causal,
+                                    .share = spec_.share};
+        attn_plans_.emplace_back(shape, spec_.limits.max_model_len, pool_->size());
       }
     }
     attn_plan_of_.push_back(index);

@@ -155,7 +155,8 @@ struct ProgramSpec {
   std::vector<LoraTarget> targets;
   std::vector<Node> nodes;
   size_t arena_bytes[kPlans];
-  bool poison;  // fill the arena with NaN before each step
+  bool poison;        // fill the arena with NaN before each step
+  bool share = true;  // KV tiles among sequences with common blocks (AttnPlan)
 };
 
 struct Span {
@@ -184,6 +185,7 @@ class Program {
   int logit_rows() const { return last_rows_; }
   size_t arena_bytes() const { return arena_.bytes(); }
   size_t touched_bytes() const { return arena_.touched_bytes(); }
+  KvTiles kv_tiles() const { return kv_tiles_; }  // of all layers, since the start
 
   // The adapter of a slot from now on; no memory: nothing is. Between runs. Throws std::invalid_argument.
   void set_adapter(int slot, std::shared_ptr<const Memory> memory, const std::vector<LoraSpec>& parts);
@@ -222,9 +224,13 @@ class Program {
     std::vector<int> ranks;   // of each: row of the step * top_k + rank
     std::vector<int> places;  // the other way round
   };
+  struct alignas(kLine) Line {
+    float floats[kLine / sizeof(float)];
+  };
   struct Worker {
     SampleScratch sample;
-    std::vector<float> rotated;  // some rows of k
+    std::vector<Line> attention;  // AttnArgs::scratch
+    std::vector<float> rotated;   // some rows of k
     Sorted sorted;
     std::vector<float> piece;  // logits of some columns, all rows
   };
@@ -263,8 +269,9 @@ class Program {
   ProgramSpec spec_;
   Memory arena_;
   std::vector<Weight> weights_;
-  std::deque<AttnPlan> attn_plans_;            // one per KV group, number of heads, window and direction
-  std::vector<int> attn_plan_of_;              // per node
+  std::deque<AttnPlan> attn_plans_;  // one per KV group, number of heads, window and direction
+  std::vector<int> attn_plan_of_;    // per node
+  KvTiles kv_tiles_;
   std::vector<std::vector<float>> cos_, sin_;  // per rope [T][rot / 2]
   std::vector<std::vector<int32_t>> slots_;    // per group [T] block of the token
   std::vector<Counter> counters_;              // per node: next attention item, task of columns, or row to sample

@@ -17,6 +17,19 @@ VEC_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
   VEC_EACH c.v[i] = _mm256_fmadd_ps(a.v[i], b.v[i], c.v[i]);
   return c;
 }
+// sum += a * b, in the register of the sum: GCC 12 lets sums move, and copies or spills them where registers are scarce.
+VEC_INLINE void add_product(f32x16& sum, f32x16 a, f32x16 b) {
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum.v[0]) : "x"(a.v[0]), "x"(b.v[0]));
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum.v[1]) : "x"(a.v[1]), "x"(b.v[1]));
+}
+// The upper bf16 of each lane. The mask stays in memory: sums take all registers.
+VEC_INLINE f32x16 upper_bf16(i32x16 pairs) {
+  alignas(32) static constexpr uint32_t kUpper[8] = {0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000,
+                                                     0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
+  __asm__("vpand %1, %0, %0" : "+x"(pairs.v[0]) : "m"(kUpper));
+  __asm__("vpand %1, %0, %0" : "+x"(pairs.v[1]) : "m"(kUpper));
+  return as_f32(pairs);
+}
 VEC_INLINE f32x16 max(f32x16 a, f32x16 b) {
   VEC_EACH a.v[i] = _mm256_max_ps(a.v[i], b.v[i]);
   return a;

@@ -33,6 +33,7 @@ constexpr int kInterleave = 4;                                    // rows whose 
 constexpr int kRowsInt = kMaxRows;                                // rows that share an integer panel
 // A level's own vector, the part of 16 lanes that a register holds: here all of them.
 constexpr int kLanes = 16, kParts = 1;
+constexpr bool kBf16Dots = true;  // dot2_bf16 is one instruction
 using f32v = f32x16;
 using i32v = i32x16;
 using u32v = u32x16;
@@ -65,9 +66,11 @@ VEC_INLINE f32x16 as_f32(u32x16 v) { return _mm512_castsi512_ps((__m512i)v); }
 VEC_INLINE f32x16 to_f32(i32x16 v) { return _mm512_cvtepi32_ps((__m512i)v); }
 VEC_INLINE i32x16 to_i32(f32x16 v) { return (i32x16)_mm512_cvtps_epi32(v); }  // to nearest even, |v| < 2^22
 
-VEC_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
-VEC_INLINE f32x16 max(f32x16 a, f32x16 b) { return _mm512_max_ps(a, b); }                 // a > b ? a : b
-VEC_INLINE f32x16 min(f32x16 a, f32x16 b) { return _mm512_min_ps(a, b); }                 // a < b ? a : b
+VEC_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return _mm512_fmadd_ps(a, b, c); }    // a * b + c
+VEC_INLINE void add_product(f32x16& sum, f32x16 a, f32x16 b) { sum = fma(a, b, sum); }      // sum += a * b
+VEC_INLINE f32x16 upper_bf16(i32x16 pairs) { return as_f32(as_u32(pairs) & 0xffff0000u); }  // of each lane
+VEC_INLINE f32x16 max(f32x16 a, f32x16 b) { return _mm512_max_ps(a, b); }                   // a > b ? a : b
+VEC_INLINE f32x16 min(f32x16 a, f32x16 b) { return _mm512_min_ps(a, b); }                   // a < b ? a : b
 VEC_INLINE i32x16 max(i32x16 a, i32x16 b) { return (i32x16)_mm512_max_epi32((__m512i)a, (__m512i)b); }
 VEC_INLINE f32x16 abs(f32x16 v) { return _mm512_abs_ps(v); }
 
@@ -120,6 +123,9 @@ VEC_INLINE i32x16 bf16_pairs(f32x16 lo, f32x16 hi) {
   __m512i l = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(lo));
   __m512i h = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(hi));
   return (i32x16)_mm512_or_si512(l, _mm512_slli_epi32(h, 16));
+}
+VEC_INLINE f32x16 rounded_bf16(f32x16 v) {  // as float32
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(v)), 16));
 }
 VEC_INLINE void store_i8(int8_t* p, i32x16 v) {  // lanes in -128..127
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));

@@ -10,6 +10,7 @@
 namespace octavo::VEC_NS {
 
 constexpr int kLanes = VEC_LANES, kParts = 16 / kLanes;
+constexpr bool kBf16Dots = false;
 typedef float f32v __attribute__((vector_size(VEC_LANES * 4)));
 typedef int32_t i32v __attribute__((vector_size(VEC_LANES * 4)));
 typedef uint32_t u32v __attribute__((vector_size(VEC_LANES * 4)));
@@ -216,6 +217,7 @@ VEC_INLINE u32x16 round_bf16(f32x16 a) {  // the bf16 in the low half of each la
   u32x16 u = as_u32(a), r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, nan = (u >> 16) | 0x40u;
   return as_u32(select(equal(a, a), as_i32(r), as_i32(nan)));
 }
+VEC_INLINE f32x16 rounded_bf16(f32x16 a) { return as_f32(round_bf16(a) << 16); }
 VEC_INLINE i32x16 bf16_pairs(f32x16 lo, f32x16 hi) { return as_i32(round_bf16(lo) | round_bf16(hi) << 16); }
 VEC_INLINE i32x16 even_s8(i32x16 line) {
   VEC_EACH line.v[i] = (i32v)((i16v)line.v[i] << 8 >> 8);

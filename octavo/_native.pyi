@@ -111,6 +111,7 @@ class ProgramSpec:
         vocab: int,
         small_tokens: int,
         poison: bool,
+        share: bool,
     ) -> None: ...
     def add_value(
         self, name: str, act: str, logit_rows: bool, times: int, cols: int, small_offset: int, full_offset: int
@@ -134,6 +135,10 @@ class Program:
     def arena_bytes(self) -> int: ...
     @property
     def touched_bytes(self) -> int: ...
+    @property
+    def kv_tiles(self) -> tuple[int, int]:
+        """(read, saved) as in backends.base.KvTiles."""
+
     def set_adapter(
         self, slot: int, memory: Memory | None, parts: Sequence[tuple[int, str, int, int, int, float]]
     ) -> None:

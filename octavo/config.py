@@ -101,6 +101,9 @@ class EngineConfig:
     seed: int | None = option(None, "Seed for requests that bring none. Default: drawn at random.")
     fuse: bool = option(True, "Run fused operations. Off changes no bit, only speed.")
     reuse: bool = option(True, "Let temporary values share memory. Off changes no bit, only memory.")
+    share: bool = option(
+        True, "Let attention read a common prefix once for all sequences. Off changes no bit, only speed."
+    )
     poison: bool = option(False, "Fill freed memory with NaN before each step, to find reads of stale data.")
 
     def __post_init__(self) -> None:

@@ -39,9 +39,11 @@ def test_overload(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_streams_over_http(data: Path) -> None:
     """Against a server of its own, and against one that runs, by its URL."""
-    config = EngineConfig(model=str(data / "arch" / "llama"), num_threads=1)
-    found = serve.shared_prefix(config, serve.Server(), serve.Workload(3, 40, 8, 4), repeat=1)
+    config = EngineConfig(model=str(data / "arch" / "llama"), num_threads=1, max_model_len=256)
+    found = serve.shared_prefix(config, serve.Server(), serve.Workload(8, 200, 8, 4), repeat=1)
     assert found.median > 0 and found.unit == "s"
+    as_it_was, had_it_shared_none = found.details["kv_tiles_per_step"]
+    assert 0 < as_it_was < had_it_shared_none
     with served(config) as server:
         load = serve.Workload(4, 0, 16, 5, rate=100.0)
         found = serve.measure(config, serve.Server(server.url + "/v1"), load, repeat=2)

@@ -11,7 +11,7 @@ import pytest
 from octavo.backends.base import BLOCK_SIZE
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
-from octavo.engine.messages import Add
+from octavo.engine.messages import Add, Stats
 from octavo.request import SamplingParams
 from tests.random_model import WINDOWS, random_model, save
 
@@ -59,16 +59,18 @@ def tiny(data: Path) -> Path:
 
 @pytest.mark.parametrize("together", [True, False])
 def test_fifty_tails_of_one_system_prompt(tiny: Path, together: bool) -> None:
-    check_tails(FanOut(tiny), together)
+    stats = check_tails(FanOut(tiny), together)
+    assert stats.kv_tiles_saved > stats.kv_tiles_read
 
 
 def test_fifty_tails_in_a_window(tmp_path: Path) -> None:
     """The end of the system prompt has left the window of those who began long ago; later ones still find it."""
     fan_out = FanOut(save(random_model(**WINDOWS, vocab_size=320), tmp_path / "windows"))
-    check_tails(fan_out, together=False)
+    stats = check_tails(fan_out, together=False)
+    assert stats.kv_tiles_saved > stats.kv_tiles_read / 2  # one layer of three sees it all
 
 
-def check_tails(fan_out: FanOut, together: bool) -> None:
+def check_tails(fan_out: FanOut, together: bool) -> Stats:
     system = tokens(1000, 0)
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     adds = [Add(f"r{i}", system + tokens(20 + i % 7, i + 1), params, seed=i) for i in range(50)]
@@ -78,6 +80,7 @@ def check_tails(fan_out: FanOut, together: bool) -> None:
     stats = fan_out.engine.stats()
     assert stats.prompt_tokens <= sum(len(add.prompt_ids) for add in adds) - 49 * 990
     assert sum(fan_out.waste) / len(fan_out.waste) < BLOCK_SIZE
+    return stats
 
 
 def test_eight_answers_hold_their_prompt_once(tiny: Path) -> None:
@@ -85,7 +88,9 @@ def test_eight_answers_hold_their_prompt_once(tiny: Path) -> None:
     fan_out.run([Add("a", tokens(1000, 0), SamplingParams(n=8, max_tokens=100, ignore_eos=True), seed=1)])
     assert len(fan_out.num_cached) == 8
     assert fan_out.most_held <= (1000 + 8 * 100) / BLOCK_SIZE + 11
-    assert fan_out.engine.stats().prompt_tokens == 1000 + 7
+    stats = fan_out.engine.stats()
+    assert stats.prompt_tokens == 1000 + 7
+    assert stats.kv_tiles_saved > stats.kv_tiles_read  # 7 of 8 tokens of a step read the prompt's whole tiles along
 
 
 def test_fifty_equal_prompts_are_computed_once(tiny: Path) -> None:

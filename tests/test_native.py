@@ -26,6 +26,7 @@ KERNELS = {
     + [f"round {a}" for a in ACTIVATIONS]
     + [f"embed {f}" for f in FORMATS],
     "test_attention": ["attention bf16", "attention f32", "attention i8", "attention_merge"],
+    "test_attn_plan": ["every row and tile once", "shared prefixes"],
     "test_rows": [
         "rms_norm layer_norm norm_round",
         "act act_mul",

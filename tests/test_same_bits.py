@@ -58,6 +58,7 @@ class Seen:
     kept_scores: int = 0  # prompts of which scores came with cached blocks
     disk_blocks: int = 0  # loaded from disk
     pooled_hits: int = 0  # prompts whose last states were pooled, and the rest came from the cache
+    shared_tiles: int = 0  # of KV that attention read for several sequences at once
     left_windows: int = 0  # sequences whose first blocks were given back
     adapters: int = 0  # the most of a step, none counted as one
     expert_rows: set[int] = field(default_factory=set)  # how many tokens of a step one expert had
@@ -229,6 +230,7 @@ def random_engine(
         # come in their own time, and spread what would crowd.
         disk_cache=str(disk) if prefix_caching and case % 4 != 2 else None,
         fuse=rng.random() < 0.6,
+        share=case % 4 != 1,
         reuse=rng.random() < 0.8 and case % 4 != 3,
         poison=rng.random() < 0.5,
         **options,
@@ -275,6 +277,8 @@ def schedule(
         if add.params.use_beam_search and (told := engine.explain(add.id)):
             seen.preempted_beams += told[0].preemptions
     engine.close()
+    assert options.share or stats.kv_tiles_saved == 0
+    seen.shared_tiles += stats.kv_tiles_saved
     seen.preemptions += stats.preemptions
     seen.disk_blocks += stats.disk_blocks_loaded
     seen.aborts += len(aborted)
@@ -334,6 +338,7 @@ def assert_reached(seen: Seen) -> None:
     assert seen.threads >= {1, 2}
     assert seen.disk_blocks > 0
     assert seen.forks > 0
+    assert seen.shared_tiles > 0
     assert seen.kept_scores > 0
     assert seen.pooled_hits > 0
 

@@ -1,10 +1,11 @@
 // Attention on one thread, against ceilings measured in the same run: the peak of the dot instruction, a streaming read.
 // usage: bench_attention [--isa NAME]
 #include <algorithm>
+#include <array>
 
 #include "../tests/check.h"
+#include "attn_measure.h"
 #include "ceiling.h"
-#include "memory.h"
 
 using namespace octavo;
 using namespace octavo::check;
@@ -12,77 +13,54 @@ using namespace octavo::check;
 namespace {
 
 constexpr size_t kDram = 256u << 20;  // eight times a 32 MB L3
-constexpr int kChunk = 512, kItemTokens = 16;
+constexpr int kChunk = 512;
 
 struct Shape {
   int dim, group;
-  KvType type = KvType::BF16;
-  size_t block_bytes() const { return kv_block_bytes(type, dim, dim); }
-  const char* name() const { return type == KvType::BF16 ? "bf16" : type == KvType::F32 ? "f32" : "i8"; }
 };
 
-AttnArgs args_of(Shape s, uint8_t* memory, const float* q, float* out) {
-  const int64_t ld = s.dim * s.group;
-  const KvLayer layer = {s.type, memory, 0, (int64_t)s.block_bytes(), 1, s.dim, s.dim};
-  return {layer, q, ld, s.group, 1.44f / std::sqrt((float)s.dim), out, ld, nullptr, 0, 0, nullptr, nullptr};
+const char* name_of(KvType type) { return type == KvType::BF16 ? "bf16" : type == KvType::F32 ? "f32" : "i8"; }
+
+void say(const char* what, const AttnLoad& load) {
+  printf("  %-7s %-4s head %3d group %2d context %5d:", what, name_of(load.type), load.head_dim, load.group,
+         load.context);
 }
 
-std::vector<int32_t> shuffled(int n) {
-  std::vector<int32_t> ids((size_t)n);
-  Random random(7);
-  for (int i = 0; i < n; i++) ids[(size_t)i] = i;
-  for (int i = n; i > 1; i--) std::swap(ids[(size_t)i - 1], ids[(size_t)random.below(i)]);
-  return ids;
-}
-
-std::vector<float> queries(size_t n) {
-  std::vector<float> q(n);
-  Random random(3);
-  for (float& x : q) x = random.normal();
-  return q;
-}
-
-// The last chunk of a prompt of `context` tokens; GFLOP/s counts only pairs that are seen.
-void prefill(const Kernels& kernels, Shape s, int context, uint8_t* memory, double peak) {
-  const std::vector<int32_t> blocks = shuffled(context / kBlock);
-  const std::vector<float> q = queries((size_t)kChunk * s.group * s.dim);
-  std::vector<float> out(q.size());
-  const AttnArgs args = args_of(s, memory, q.data(), out.data());
-  const double took = bench::best_seconds(5, [&] {
-    for (int t = kChunk - kItemTokens; t >= 0; t -= kItemTokens) {
-      const int pos = context - kChunk + t;
-      kernels.attention[(int)s.type](args, {t, kItemTokens, pos, 0, 0, (pos + kItemTokens - 1) / kKvSplit + 1,
-                                            blocks.data(), blocks.data(), kKvTile / kBlock, nullptr});
-    }
-  });
-  const double flop = 4. * s.dim * s.group * (kChunk * (double)(context - kChunk) + kChunk * (kChunk + 1) / 2.);
-  printf("  prefill %s head %3d group %2d context %5d: %6.1f GFLOP/s (%3.0f %%)\n", s.name(), s.dim, s.group, context,
-         flop / took * 1e-9, peak > 0 ? 100 * flop / took / peak : 0);
+// The last chunk of a prompt of `context` tokens.
+void prefill(const Kernels& kernels, KvType type, Shape s, int context, const Memory& memory, double peak) {
+  const AttnLoad load{type, s.dim, s.group, 1, kChunk, context};
+  const AttnRate rate = attention_rate(kernels, load, memory, 5);
+  say("prefill", load);
+  printf(" %6.1f GFLOP/s (%3.0f %%)\n", rate.flop / rate.seconds * 1e-9,
+         peak > 0 ? 100 * rate.flop / rate.seconds / peak : 0);
 }
 
 // One token of each of many sequences, more than the caches hold.
-void decode(const Kernels& kernels, Shape s, int context, uint8_t* memory, double stream) {
-  const int per = (context + kBlock - 1) / kBlock, sequences = (int)(kDram / s.block_bytes() / (size_t)per);
-  const std::vector<int32_t> blocks = shuffled(sequences * per);
-  const std::vector<float> q = queries((size_t)s.group * s.dim);
-  std::vector<float> out(q.size());
-  const AttnArgs args = args_of(s, memory, q.data(), out.data());
-  const double took = bench::best_seconds(3, [&] {
-    for (int i = 0; i < sequences; i++) {
-      const int32_t *own = &blocks[(size_t)i * per], *next = i + 1 < sequences ? own + per : nullptr;
-      kernels.attention[(int)s.type](args, {0, 1, context - 1, 0, 0, (context - 1) / kKvSplit + 1, own, next,
-                                            next ? std::min(per, kKvTile / kBlock) : 0, nullptr});
-    }
-  });
-  const double rate = (double)sequences * per * (double)s.block_bytes() / took;
-  printf("  decode  %s head %3d group %2d context %5d: %6.1f GB/s (%3.0f %%), %6.1f tokens/us\n", s.name(), s.dim,
-         s.group, context, rate * 1e-9, 100 * rate / stream, (double)sequences * per * kBlock / took * 1e-6);
+void decode(const Kernels& kernels, KvType type, Shape s, int context, const Memory& memory, double stream) {
+  const size_t bytes = (size_t(context) + kBlock - 1) / kBlock * kv_block_bytes(type, s.dim, s.dim);
+  const AttnLoad load{type, s.dim, s.group, int(memory.bytes() / bytes), 1, context};
+  const AttnRate rate = attention_rate(kernels, load, memory, 3);
+  say("decode", load);
+  printf(" %6.1f GB/s (%3.0f %%), %6.1f tokens/us\n", rate.bytes / rate.seconds * 1e-9,
+         100 * rate.bytes / rate.seconds / stream, double(load.seqs) * context / rate.seconds * 1e-6);
+}
+
+// One token of each of `seqs` sequences behind a common prefix.
+void shared(const Kernels& kernels, KvType type, Shape s, int seqs, int prefix, int own, const Memory& memory) {
+  AttnLoad load{type, s.dim, s.group, seqs, 1, prefix + own, prefix};
+  const AttnRate together = attention_rate(kernels, load, memory, 9);
+  load.share = false;
+  const AttnRate alone = attention_rate(kernels, load, memory, 9);
+  say("shared", load);
+  printf(" %2d sequences, prefix %d: %7.1f us and %6.2f MB, alone %7.1f us and %6.2f MB: %.2f times\n", seqs, prefix,
+         together.seconds * 1e6, together.bytes * 1e-6, alone.seconds * 1e6, alone.bytes * 1e-6,
+         alone.seconds / together.seconds);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  Memory memory(kDram, true);
+  const Memory memory(kDram, true);
   Random random(5);
   for (size_t i = 0; i < kDram / 2; i++) {  // bf16 from -1 to 1
     const float x = (float)(2 * random.uniform() - 1);
@@ -94,10 +72,14 @@ int main(int argc, char** argv) {
     const double peak = bench::peak_ops(kernels->name, Act::BF16);
     printf("%s: peak %.0f GFLOP/s\n", kernels->name, peak * 1e-9);
     for (KvType type : {KvType::BF16, KvType::I8}) {
-      for (Shape s : {Shape{64, 3, type}, Shape{64, 8, type}, Shape{128, 4, type}})
-        for (int context : {512, 1024, 4096}) prefill(*kernels, s, context, memory.data(), peak);
-      for (Shape s : {Shape{64, 3, type}, Shape{64, 1, type}, Shape{128, 4, type}, Shape{128, 8, type}})
-        for (int context : {320, 2048}) decode(*kernels, s, context, memory.data(), stream);
+      const Shape shapes[] = {{64, 3}, {64, 8}, {80, 1}, {96, 1}, {128, 4}, {256, 4}};
+      for (Shape s : shapes)
+        for (int context : {512, 1024, 4096}) prefill(*kernels, type, s, context, memory, peak);
+      for (Shape s : shapes)
+        for (int context : {320, 2048}) decode(*kernels, type, s, context, memory, stream);
+      for (Shape s : {Shape{64, 3}, Shape{128, 4}})
+        for (auto [seqs, prefix, own] : {std::array{8, 256, 64}, {32, 1024, 96}, {64, 256, 64}, {8, 8192, 64}})
+          shared(*kernels, type, s, seqs, prefix, own, memory);
     }
   }
   return 0;

@@ -46,6 +46,8 @@ struct Sequence {
   std::vector<double> keys, values;              // of kv head kHead as they are stored
   std::vector<float> slopes, sinks;              // [heads]
   std::vector<int32_t> blocks, visible, slots, positions;
+  AttnPart part;
+  Guarded<float> scratch;
   Guarded<uint8_t> memory;
   KvLayer layer;
   float scale;
@@ -68,6 +70,7 @@ struct Sequence {
         blocks((context + kBlock - 1) / kBlock),
         slots(context),
         positions(context),
+        scratch(attn_scratch_floats(vdim)),
         memory(size_t(kKvHeads) * (blocks.size() + 3) * block_bytes()) {
     Random random(seed);
     for (float& x : q) x = random.normal();
@@ -117,10 +120,10 @@ struct Sequence {
     visible = blocks;
     std::fill_n(visible.begin(), from(begin) / kBlock, kNoBlock);
     const int split0 = from(begin) / kKvSplit, split1 = (this->end(end - 1) + kKvSplit - 1) / kKvSplit;
-    const int all = features.both ? context : 0;
-    return {begin - first, end - begin, begin, kHead, split0, split1, &visible[0], blocks.data(), 1, nullptr, all};
+    part = {begin - first, end - begin, begin, features.both ? context : 0, &visible[0], 0};
+    return {&part, 1, kHead, split0, split1, blocks.data(), 1, nullptr};
   }
-  AttnArgs args(int first, float* out, const Activation* act) const {
+  AttnArgs args(int first, float* out, const Activation* act) {
     const int64_t ld = heads * dim;
     AttnArgs a{};
     a.kv = layer, a.q = q.data() + first * ld, a.ldq = ld, a.heads = heads, a.scale_log2e = scale;
@@ -129,6 +132,7 @@ struct Sequence {
     a.softcap_log2e = features.softcap * 1.44269504f;
     a.slopes_log2e = features.slopes ? slopes.data() : nullptr;
     a.sinks = features.sinks ? sinks.data() : nullptr;
+    a.scratch = scratch.data();
     return a;
   }
 
@@ -233,13 +237,15 @@ void test_sequence(const Kernels& kernels, KvType type, Features f, int context,
   Guarded<float> partial(size_t(splits) * rows * group * (dim + 2));
   const AttnArgs to_merged = s.args(first, merged.data(), nullptr);
   for (int split = splits; split-- > 0;) {  // the order of items is free
-    AttnItem part = item;
-    part.split0 += split, part.split1 = part.split0 + 1;
-    part.partial = partial.data() + size_t(split) * rows * group * (dim + 2);
-    kernels.attention[int(type)](to_merged, part);
+    AttnItem one = item;
+    one.split0 += split, one.split1 = one.split0 + 1;
+    one.partial = partial.data() + size_t(split) * rows * group * (dim + 2);
+    kernels.attention[int(type)](to_merged, one);
   }
-  kernels.attention_merge(to_merged, item.tok0, rows, Sequence::kHead, partial.data(), splits);
-  CHECK(partial.intact());
+  AttnItem all = item;
+  all.partial = partial.data();
+  kernels.attention_merge(to_merged, all);
+  CHECK(partial.intact() && s.scratch.intact());
   same(merged, merged.data(), "partials");
 
   if (group * dim % 32) return;
@@ -247,8 +253,7 @@ void test_sequence(const Kernels& kernels, KvType type, Features f, int context,
     OwnActivation direct(act, rows, int(row_floats)), from_parts(act, rows, int(row_floats)),
         rounded(act, rows, int(row_floats));
     kernels.attention[int(type)](s.args(first, nullptr, &direct.view), item);
-    kernels.attention_merge(s.args(first, nullptr, &from_parts.view), item.tok0, rows, Sequence::kHead, partial.data(),
-                            splits);
+    kernels.attention_merge(s.args(first, nullptr, &from_parts.view), all);
     const int g0 = Sequence::kHead * group * dim / 32, g1 = g0 + group * dim / 32;
     kernels.round(whole.data(), int64_t(row_floats), rounded.view, 0, rows, g0, g1);
     check::expect(direct.intact() && direct.same_bits(rounded) && from_parts.same_bits(rounded),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.backends.base import F32, Program, StepBatch, StepHandle, TraceSpan
+from octavo.backends.base import F32, KvTiles, Program, StepBatch, StepHandle, TraceSpan
 
 
 class AdaptedProgram:
@@ -14,6 +14,11 @@ class AdaptedProgram:
         self._plain = plain
         self._adapted = adapted
         self._last = plain
+
+    @property
+    def kv_tiles(self) -> KvTiles:
+        plain, adapted = self._plain.kv_tiles, self._adapted.kv_tiles
+        return KvTiles(plain.read + adapted.read, plain.saved + adapted.saved)
 
     def run(self, batch: StepBatch) -> StepHandle:
         self._last = self._adapted if len(batch.adapters) else self._plain

@@ -146,7 +146,17 @@ class TraceSpan(NamedTuple):
     wait: float
 
 
+class KvTiles(NamedTuple):
+    """Tiles of KV_TILE tokens of one layer and KV head, in all steps so far."""
+
+    read: int  # by the work items of attention
+    saved: int  # further ones, had no two sequences shared any
+
+
 class Program(Protocol):
+    @property
+    def kv_tiles(self) -> KvTiles: ...
+
     def run(self, batch: StepBatch) -> StepHandle: ...
 
     def set_adapter(self, slot: int, packed: Any | None) -> None:

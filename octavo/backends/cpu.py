@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from octavo import _native
 from octavo.backends import threads
-from octavo.backends.base import F32, SMALL_T, Limits, StepBatch, StepHandle, StepResult, TraceSpan
+from octavo.backends.base import F32, SMALL_T, KvTiles, Limits, StepBatch, StepHandle, StepResult, TraceSpan
 from octavo.backends.cpu_lower import Lowered, lower
 from octavo.backends.cpu_weights import CpuWeights, WeightLayout
 from octavo.backends.fingerprint import fingerprint
@@ -66,7 +66,7 @@ class Done(NamedTuple):
 
 
 class CpuBackend:
-    """isa, num_threads, fuse, reuse and poison as in config.EngineConfig. Raises ValueError naming a bad option."""
+    """isa, num_threads, fuse, reuse, share and poison as in config.EngineConfig. Raises ValueError naming a bad option."""
 
     name = "cpu"
     fusions = frozenset(
@@ -82,8 +82,9 @@ class CpuBackend:
     )
 
     def __init__(
-        self, isa: str = "auto", num_threads: int = 0, fuse: bool = True, reuse: bool = True, poison: bool = False
-    ) -> None:
+        self, isa: str = "auto", num_threads: int = 0, fuse: bool = True, reuse: bool = True, share: bool = True,
+        poison: bool = False,
+    ) -> None:  # fmt: skip
         levels = _native.isa_levels()
         if isa != "auto" and isa not in levels:
             raise ValueError(f"isa {isa!r} cannot run here; this machine has: {', '.join(levels)}")
@@ -92,6 +93,7 @@ class CpuBackend:
         self._pool = _native.Pool(self.num_threads, threads.pinning(self.num_threads))
         self._fuse = fuse
         self._reuse = reuse
+        self._share = share
         self._poison = poison
 
     def fingerprint(self) -> str:
@@ -145,7 +147,7 @@ class CpuBackend:
             plan(graph, limits.max_tokens, limits.max_rows, self._reuse),
         )
         lowered = lower(graph, plans, weights.memory, weights.parts, weights.vectors, state.arenas, state.num_blocks,
-                        limits, self._poison)  # fmt: skip
+                        limits, self._share, self._poison)  # fmt: skip
         return CpuProgram(graph, _native.Program(self._pool, self.isa, lowered.spec), lowered)
 
 
@@ -165,6 +167,10 @@ class CpuProgram:
     def touched_bytes(self) -> int:
         """Of the arena: what has memory behind it."""
         return self._program.touched_bytes
+
+    @property
+    def kv_tiles(self) -> KvTiles:
+        return KvTiles(*self._program.kv_tiles)
 
     def run(self, batch: StepBatch) -> StepHandle:
         """Raises ValueError naming the array, index, value and limit where the batch is wrong; nothing is run then."""

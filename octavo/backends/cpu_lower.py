@@ -29,11 +29,19 @@ def lower(
     arenas: Sequence[_native.Memory],
     num_blocks: Sequence[int],
     limits: Limits,
+    share: bool,
     poison: bool,
 ) -> Lowered:
     """`plans`: small and full, of the same nodes. `parts`, `vectors`: byte offsets in `memory`."""
     spec = _native.ProgramSpec(
-        limits.max_tokens, limits.max_rows, limits.max_seqs, limits.max_model_len, graph.vocab_size, SMALL_T, poison
+        limits.max_tokens,
+        limits.max_rows,
+        limits.max_seqs,
+        limits.max_model_len,
+        graph.vocab_size,
+        SMALL_T,
+        poison,
+        share,
     )
     spec.set_arena(*(p.size for p in plans))
     spec.set_max_adapters(limits.max_adapters)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from octavo.backends import reference_experts as experts
 from octavo.backends import reference_ops as meaning
-from octavo.backends.base import BLOCK_SIZE, NO_TYPES, Limits, StepBatch, StepHandle, StepResult, TraceSpan
+from octavo.backends.base import BLOCK_SIZE, NO_TYPES, KvTiles, Limits, StepBatch, StepHandle, StepResult, TraceSpan
 from octavo.graph import ops
 from octavo.graph.ir import Graph, Kind, KvGroup, Node, Value
 from octavo.graph.plan import lifetimes
@@ -366,6 +366,11 @@ class ReferenceProgram:
         self._reuse = reuse
         self._adapters: dict[int, Deltas] = {}
         self._values: dict[Value, NDArray[Any]] = {}
+
+    @property
+    def kv_tiles(self) -> KvTiles:
+        """None: sequences are read whole, one by one."""
+        return KvTiles(0, 0)
 
     def set_adapter(self, slot: int, packed: Deltas | None) -> None:
         self._adapters[slot] = packed or {}

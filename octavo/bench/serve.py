@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
+from urllib.request import urlopen
 
 from octavo.bench.http import Sent, Target
 from octavo.bench.report import Result, Runs, result
@@ -49,7 +50,8 @@ def target_of(server: Server, config: EngineConfig) -> Iterator[Target]:
 def measure(config: EngineConfig, server: Server, load: Workload, repeat: int) -> Result:
     """Output tokens per second, from the first request sent to the last token. One run to warm up, not counted."""
     runs = Runs(config, repeat + 1, "streams")
-    sent = _measure(config, server, load, runs)
+    with target_of(server, config) as target:
+        sent = _measure(target, server, load, runs)
     speeds = [load.num_prompts * load.output_len / seconds for seconds, _ in sent]
     at = "all at once" if load.rate is None else f"at random times, {load.rate:g} a second"
     return result(
@@ -66,7 +68,9 @@ def measure(config: EngineConfig, server: Server, load: Workload, repeat: int) -
 def shared_prefix(config: EngineConfig, server: Server, load: Workload, repeat: int) -> Result:
     """Seconds from the first request sent to the last token, nothing of it in the cache before."""
     runs = Runs(config, repeat + 1, "streams")
-    sent = _measure(config, server, load, runs)
+    with target_of(server, config) as target:
+        sent = _measure(target, server, load, runs)
+        attention = _attention(target) if server.url is None else {}
     return result(
         "prefix",
         f"{load.num_prompts} streams over HTTP, all at once: {load.shared_len} random tokens in that all share and "
@@ -74,6 +78,7 @@ def shared_prefix(config: EngineConfig, server: Server, load: Workload, repeat: 
         "s",
         [seconds for seconds, _ in sent],
         **_details(server, sent),
+        **attention,
         **runs.beside(),
     )
 
@@ -81,16 +86,15 @@ def shared_prefix(config: EngineConfig, server: Server, load: Workload, repeat: 
 Run = tuple[float, list[Sent]]  # seconds in all
 
 
-def _measure(config: EngineConfig, server: Server, load: Workload, runs: Runs) -> list[Run]:
+def _measure(target: Target, server: Server, load: Workload, runs: Runs) -> list[Run]:
     """Of all runs but the first."""
     draw = random.Random(5)
 
-    async def each(target: Target) -> list[Run]:
+    async def each() -> list[Run]:
         model = await target.model() if server.model is None else server.model
         return [await _run(target, model, load, draw) for _ in runs]
 
-    with target_of(server, config) as target:
-        return asyncio.run(each(target))[1:]
+    return asyncio.run(each())[1:]
 
 
 async def _run(target: Target, model: str, load: Workload, draw: random.Random) -> Run:
@@ -121,6 +125,15 @@ def _details(server: Server, runs: list[Run]) -> dict[str, object]:
         "first_token_ms": [round(1000 * statistics.median(firsts)), round(1000 * percentile(firsts, 0.99))],
         "gap_ms": [round(1000 * statistics.median(gaps), 1), round(1000 * percentile(gaps, 0.99), 1)],
     }
+
+
+def _attention(target: Target) -> dict[str, object]:
+    """Tiles of 128 keys and values, of one layer and head, that attention read in a step: [as it was, had it shared none]."""
+    with urlopen(f"{target.url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    names = ("octavo_attention_kv_tiles_total", "octavo_attention_kv_tiles_saved_total", "octavo_engine_steps_total")
+    read, saved, steps = (sum(float(line.split()[1]) for line in lines if line.startswith(f"{n} ")) for n in names)
+    return {"kv_tiles_per_step": [round(read / steps), round((read + saved) / steps)]} if steps else {}
 
 
 def _random_ids(draw: random.Random, count: int) -> list[int]:

@@ -237,6 +237,7 @@ class Engine:
 
     def stats(self) -> Stats:
         others: dict[str, Any] = {}
+        tiles = self.loaded.program.kv_tiles
         uses = self._scheduler.adapters() if self.loaded.adapters.slots else {}
         for part in (self._tier, self._compiler):
             if part is not None:
@@ -246,6 +247,8 @@ class Engine:
             received_tokens=self._received_tokens,
             steps=self._steps,
             step_seconds=self._step_seconds,
+            kv_tiles_read=tiles.read,
+            kv_tiles_saved=tiles.saved,
             adapters={digest: uses[digest] for digest in self.loaded.adapters.slots},
             **self._scheduler.stats(),
             **others,

@@ -226,6 +226,7 @@ def _backend(config: EngineConfig) -> Backend:
             num_threads=config.num_threads,
             fuse=config.fuse,
             reuse=config.reuse,
+            share=config.share,
             poison=config.poison,
         )
     except ValueError as error:

@@ -136,6 +136,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0  # computed, counter
     cached_tokens: int = 0  # prompt tokens taken from the cache, counter
     output_tokens: int = 0
+    kv_tiles_read: int = 0  # by attention, as in backends.base.KvTiles, counter
+    kv_tiles_saved: int = 0  # that it need not read again for sequences with a common prefix, counter
     preemptions: int = 0
     recomputed_tokens: int = 0
     disk_open: int = 0  # 1: the disk cache is in use

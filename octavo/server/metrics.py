@@ -42,6 +42,11 @@ _COUNTERS = {
     "prompt_tokens": ("octavo_engine_prompt_tokens", "Prompt tokens computed."),
     "cached_tokens": ("octavo_engine_cached_tokens", "Prompt tokens taken from the prefix cache."),
     "output_tokens": ("octavo_engine_output_tokens", "Tokens drawn, those behind a stop string included."),
+    "kv_tiles_read": ("octavo_attention_kv_tiles", "Tiles of keys and values that attention read, of 128 tokens each."),
+    "kv_tiles_saved": (
+        "octavo_attention_kv_tiles_saved",
+        "Tiles that attention need not read again for sequences with a common prefix.",
+    ),
     "preemptions": ("octavo_engine_preemptions", "Choices put back to wait for want of KV blocks."),
     "recomputed_tokens": ("octavo_engine_recomputed_tokens", "Tokens computed again after a preemption."),
     "forced_tokens": ("octavo_engine_forced_tokens", "Tokens that a grammar left no choice about, not drawn."),
