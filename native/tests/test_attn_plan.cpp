@@ -197,7 +197,7 @@ int main(int argc, char** argv) {
       }
       i++;
     }
-    check::expect(all.saved > all.read / 4, "%ld tiles read, only %ld saved", long(all.read), long(all.saved));
+    check::expect(all.saved > all.read / 8, "%ld tiles read, only %ld saved", long(all.read), long(all.saved));
     std::printf("shared prefixes\n");
   }
   return check::finish();
