@@ -10,30 +10,30 @@ VEC_INLINE const uint8_t* task_data(const Weight& w, int task) {
 }
 
 // ---------------------------------------------------------------- integer weights x A8
-// Per group of 32 K: exact int32 sums, then one fma. P describes the format (panels.inl).
+// Per group of 32 K: exact int32 sums, then one fma for each run. P describes the format (panels.inl).
 
-// Where a panel is one register wide: y[r * 32 ..] = rows [row, row + MR) of x times the 16 columns of w, sums in registers.
+// y[r * 32 ..] = rows [row, row + MR) of x times the 16 columns of w, sums in registers, where one holds 16 columns.
 // Rows take turns in groups, so that the dots of one row hide the latency of another's.
 template <class P, int MR>
 GEMM_TILE static void tile_a8(const uint8_t* w, const Activation& x, int row, float* y, bool fetch) {
-  constexpr int kUnit = unit_bytes(P::kFormat);
+  constexpr int kUnit = unit_bytes(P::kFormat), kGroupsOfUnit = kGroups<P::kFormat>;
   const int64_t rows = x.stride;
   const int8_t* q = x.q + row * 32;
   const float *s = x.s + row, *t = x.t + row;
   const int32_t* nsum = x.nsum + row;
   f32v acc[MR];
   GEMM_UNROLL for (int r = 0; r < MR; r++) acc[r] = f32v{};
-  for (const uint8_t* end = w + x.k_pad / 32 / P::kGroups * kUnit; w < end; w += kUnit) {
+  for (const uint8_t* end = w + x.k_pad / 32 / kGroupsOfUnit * kUnit; w < end; w += kUnit) {
     if (fetch) GEMM_UNROLL for (int i = 0; i < kUnit; i += 64) prefetch(w + kPrefetch + i);
-    for (int group = 0; group < P::kGroups; group++) {
+    for (int group = 0; group < kGroupsOfUnit; group++) {
       const P panel(w, group, 0);
       GEMM_UNROLL for (int r0 = 0; r0 < MR; r0 += kInterleave) {
         const int n = MR - r0 < kInterleave ? MR - r0 : kInterleave;
-        i32v dot[kInterleave];
-        GEMM_UNROLL for (int r = 0; r < kInterleave; r++) if (r < n) dot[r] = panel.start(nsum[r0 + r]);
-        P::Weights::template dot<8>(dot, n, panel.quads, q + r0 * 32);
+        i32v sum[kInterleave];
+        GEMM_UNROLL for (int r = 0; r < kInterleave; r++) if (r < n) sum[r] = panel.start(P::begin(nsum[r0 + r]));
+        P::Weights::template dot<8>(sum, n, panel.quads, q + r0 * 32);
         GEMM_UNROLL for (int r = 0; r < kInterleave; r++) if (r < n) acc[r0 + r] =
-            panel.add(acc[r0 + r], dot[r], s[r0 + r], t[r0 + r]);
+            panel.add(acc[r0 + r], sum[r], 0, s[r0 + r], t[r0 + r]);
       }
       q += rows * 32, s += rows, t += rows, nsum += rows;
     }
@@ -41,34 +41,96 @@ GEMM_TILE static void tile_a8(const uint8_t* w, const Activation& x, int row, fl
   GEMM_UNROLL for (int r = 0; r < MR; r++) memcpy(y + r * 32, &acc[r], sizeof(f32v));
 }
 
-// Where it is wider: y[r * 32 ..] = rows [row, row + n) of x times kPanels panels from w on, a register's worth of columns
-// at a time for all rows, so that few registers serve; the sums are in L1.
-template <class P, int kPanels, bool kTurned>
+// Rows of a group where they lie, from index `at` of the activation on.
+template <Format F> struct RowsInPlace {
+  const Activation& x;
+  int64_t at;
+  VEC_INLINE int32_t nsum(int r, int run) const {
+    return kRuns<F> == 1 ? x.nsum[at + r] : run ? x.nsum[at + r] - x.nhalf[at + r] : x.nhalf[at + r];
+  }
+  VEC_INLINE int32_t begin(int r, int run) const { return Panel<F>::begin(nsum(r, run)); }
+  VEC_INLINE float s(int r) const { return x.s[at + r]; }
+  VEC_INLINE float t(int r, int run) const { return kRuns<F> == 1 ? x.t[at + r] : s(r) * (float)-nsum(r, run); }
+  template <int N> VEC_INLINE void dot(i32v (&sum)[kInterleave], const Panel<F>& panel, int run) const {
+    constexpr int kQuads = Panel<F>::kQuads;
+    Panel<F>::Weights::template dot<kQuads>(sum, N, panel.quads + run * kQuads, x.q + at * 32 + run * 16);
+  }
+};
+
+// One row of a group, made ready for many panels: its quads again and again (put_again), and of formats of two runs what
+// would have to be computed of their sums for each panel.
+template <Format F> struct TurnedRow {
+  static constexpr int kHalves = kRuns<F> == 2 ? 2 : 0;
+  alignas(64) int8_t quads[kRuns<F>][64];
+  int32_t begins[kHalves];
+  float sums[kHalves];
+  VEC_INLINE void put(const RowsInPlace<F>& row) {
+    for (int run = 0; run < kRuns<F>; run++)
+      Panel<F>::Weights::template put_again<Panel<F>::kQuads>(quads[run], row.x.q + row.at * 32 + run * 16);
+    for (int run = 0; run < kHalves; run++) {
+      begins[run] = row.begin(0, run);
+      if (kMinimum<F>) sums[run] = row.t(0, run);
+    }
+  }
+};
+template <Format F> struct RowsTurned {
+  RowsInPlace<F> row;
+  const TurnedRow<F>& turned;
+  VEC_INLINE int32_t begin(int, int run) const { return kRuns<F> == 2 ? turned.begins[run] : row.begin(0, 0); }
+  VEC_INLINE float s(int) const { return row.s(0); }
+  VEC_INLINE float t(int, int run) const { return kRuns<F> == 2 ? turned.sums[run] : row.t(0, 0); }
+  template <int N> VEC_INLINE void dot(i32v (&sum)[kInterleave], const Panel<F>& panel, int run) const {
+    constexpr int kQuads = Panel<F>::kQuads;
+    Panel<F>::Weights::template dot_turned<kQuads>(sum[0], panel.quads + run * kQuads, turned.quads[run]);
+  }
+};
+
+// y[r * 32 ..] += N rows times panel
+template <int N, Format F, class Rows> VEC_INLINE void add_rows(const Panel<F>& panel, const Rows& rows, float* y) {
+  f32v acc[N];
+  GEMM_UNROLL for (int r = 0; r < N; r++) memcpy(&acc[r], y + r * 32, sizeof(f32v));
+  GEMM_UNROLL for (int run = 0; run < kRuns<F>; run++) {
+    i32v sum[kInterleave];
+    GEMM_UNROLL for (int r = 0; r < N; r++) sum[r] = panel.start(rows.begin(r, run));
+    rows.template dot<N>(sum, panel, run);
+    GEMM_UNROLL for (int r = 0; r < N; r++) acc[r] =
+        panel.add(acc[r], sum[r], run, rows.s(r), kMinimum<F> ? rows.t(r, run) : 0);
+  }
+  GEMM_UNROLL for (int r = 0; r < N; r++) memcpy(y + r * 32, &acc[r], sizeof(f32v));
+}
+
+constexpr int kRowsInt = 64;  // rows that share what a register has of a group: 8 KB of results
+
+// y[r * 32 ..] = rows [row, row + n) of x times kPanels panels from w on, a register's worth of columns at a time for all
+// rows, so that few registers serve and decoding is shared; the sums are in L1.
+template <Format F, int kPanels, bool kTurned>
 GEMM_TILE static void tile_rows(const uint8_t* w, size_t panel_bytes, const Activation& x, int row, int n, float* y,
                                 bool fetch) {
-  alignas(64) int8_t line[kTurned ? kRowsInt : 1][64];
+  constexpr int kGroupBytes = (unit_bytes(F) + kGroups<F> - 1) / kGroups<F>;
+  TurnedRow<F> turned[kTurned ? kRowsInt : 0];  // 4 or 12 KB
   for (int r = 0; r < n; r++)
     for (int c = 0; c < kPanels * 16; c += 16) store(y + r * 32 + c, zero());
   for (int g = 0; g < x.k_pad / 32; g++) {
-    const int group = g % P::kGroups;
-    const uint8_t* unit = w + g / P::kGroups * unit_bytes(P::kFormat);
+    const int group = g % kGroups<F>;
+    const uint8_t* unit = unit_of<F>(w, g);
     const int64_t at = g * x.stride + row;
-    if (fetch && group == 0)
+    if (fetch)
       for (int p = 0; p < kPanels; p++)
-        for (int i = 0; i < unit_bytes(P::kFormat); i += 64) prefetch(unit + p * panel_bytes + kPrefetch / kPanels + i);
+        for (int i = 0; i < kGroupBytes; i += 64)
+          prefetch(unit + p * panel_bytes + kPrefetch / kPanels + group * kGroupBytes + i);
     if constexpr (kTurned)
-      for (int r = 0; r < n; r++) P::Weights::put_twice(line[r], x.q + (at + r) * 32);
+      for (int r = 0; r < n; r++) turned[r].put({x, at + r});
     for (int c = 0; c < kPanels * 16; c += kLanes) {
-      P panel(unit + c / 16 * panel_bytes, group, c % 16);
-      if constexpr (kTurned) P::Weights::turn(panel.quads);
-      for (int r = 0; r < n; r++) {
-        i32v dot[1] = {panel.start(x.nsum[at + r])};
-        if constexpr (kTurned) P::Weights::dot_turned(dot[0], panel.quads, line[r]);
-        else P::Weights::template dot<8>(dot, 1, panel.quads, x.q + (at + r) * 32);
-        f32v acc;
-        memcpy(&acc, y + r * 32 + c, sizeof acc);
-        acc = panel.add(acc, dot[0], x.s[at + r], x.t[at + r]);
-        memcpy(y + r * 32 + c, &acc, sizeof acc);
+      Panel<F> panel(unit + c / 16 * panel_bytes, group, c % 16);
+      if constexpr (kTurned) {
+        panel.turn();
+        for (int r = 0; r < n; r++) add_rows<1>(panel, RowsTurned<F>{{x, at + r}, turned[r]}, y + r * 32 + c);
+      } else {
+        int r = 0;
+        if constexpr (kInterleave > 1)
+          for (; r + kInterleave <= n; r += kInterleave)
+            add_rows<kInterleave>(panel, RowsInPlace<F>{x, at + r}, y + r * 32 + c);
+        for (; r < n; r++) add_rows<1>(panel, RowsInPlace<F>{x, at + r}, y + r * 32 + c);
       }
     }
   }
@@ -140,21 +202,23 @@ GEMM_TILE static void tile_f32(const uint8_t* w, int k, const float* x, int64_t 
 
 // ---------------------------------------------------------------- products: y[n][32] = rows [row, row + n) of one task
 
+// Sums in registers where they hold 16 rows; formats that are long to decode do it once for all rows.
+template <Format F> constexpr bool kSumsInRegisters = kParts == 1 && kOneOf<F, W8, W4, W4F>;
+
 template <Format F> struct ProductA8 {
-  static constexpr int kRows = kRowsInt;
+  static constexpr int kRows = kSumsInRegisters<F> ? kMaxRows : kRowsInt;
   template <int MR = kMaxRows>
   static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
-    using P = Panel<F>;
     const uint8_t* data = task_data(w, task);
-    if constexpr (kParts > 1) {
-      if (n >= 4) return tile_rows<P, 2, P::Weights::kTurns>(data, w.panel_bytes, x, row, n, y, row == 0);
-      tile_rows<P, 1, false>(data, 0, x, row, n, y, row == 0);
-      tile_rows<P, 1, false>(data + w.panel_bytes, 0, x, row, n, y + 16, row == 0);
-    } else {
+    if constexpr (kSumsInRegisters<F>) {
       if constexpr (MR > 1)
         if (n < MR) return run<MR - 1>(w, x, task, row, n, y);
-      tile_a8<P, MR>(data, x, row, y, row == 0);
-      tile_a8<P, MR>(data + w.panel_bytes, x, row, y + 16, row == 0);
+      tile_a8<Panel<F>, MR>(data, x, row, y, row == 0);
+      tile_a8<Panel<F>, MR>(data + w.panel_bytes, x, row, y + 16, row == 0);
+    } else {
+      if (n >= 4) return tile_rows<F, 2, Panel<F>::Weights::kTurns>(data, w.panel_bytes, x, row, n, y, row == 0);
+      tile_rows<F, 1, false>(data, 0, x, row, n, y, row == 0);
+      tile_rows<F, 1, false>(data + w.panel_bytes, 0, x, row, n, y + 16, row == 0);
     }
   }
 };

@@ -7,7 +7,6 @@
 #include "decode.inl"
 #include "panels.inl"
 #include "gemm.inl"
-#include "gemm_codes.inl"
 #include "gemm_groups.inl"
 #include "rows.inl"
 #include "experts.inl"
@@ -21,8 +20,7 @@
 namespace octavo::VEC_NS {
 
 #define DECODED(F, A) gemm<ProductDecoded<Format::F, Act::A>>
-#define TILES(F) {DECODED(F, F32), gemm<ProductGroups<Format::F>>, gemm<ProductA8<Format::F>>}
-#define CODES(F) {DECODED(F, F32), gemm<ProductGroups<Format::F>>, gemm<ProductCodes<Format::F>>}
+#define CODES(F) {DECODED(F, F32), gemm<ProductGroups<Format::F>>, gemm<ProductA8<Format::F>>}
 #define ALL_ACTS(F)                                                                                  \
   F<ActKind::Silu>, F<ActKind::Gelu>, F<ActKind::GeluTanh>, F<ActKind::GeluQuick>, F<ActKind::Relu>, \
       F<ActKind::Relu2>, F<ActKind::Sigmoid>, F<ActKind::Tanh>
@@ -32,9 +30,9 @@ static constexpr Kernels make_table(const char* name) {
       .gemm = {{gemm<ProductF32<Format::F32>>, DECODED(F32, BF16), DECODED(F32, A8)},
                {gemm<ProductF32<Format::F16>>, DECODED(F16, BF16), DECODED(F16, A8)},
                {DECODED(BF16, F32), gemm<ProductBf16>, DECODED(BF16, A8)},
-               TILES(W8),
-               TILES(W4),
-               TILES(W4F),
+               CODES(W8),
+               CODES(W4),
+               CODES(W4F),
                CODES(W5),
                CODES(W5F),
                CODES(W4N),
@@ -78,7 +76,6 @@ static constexpr Kernels make_table(const char* name) {
   };
 }
 #undef DECODED
-#undef TILES
 #undef CODES
 #undef ALL_ACTS
 

@@ -10,7 +10,6 @@ constexpr int kMaxRows = 4;
 constexpr int kMaxRowsWide = 2;
 constexpr int kMaxRowsFloat = 4, kRowsFloat = 48, kFloatDepth = 64;
 constexpr int kInterleave = 1;
-constexpr int kRowsInt = 32;  // rows that share a panel of integers
 
 VEC_INLINE f32v fma(f32v a, f32v b, f32v c) { return _mm256_fmadd_ps(a, b, c); }
 VEC_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
@@ -117,54 +116,69 @@ VEC_INLINE void store_i8(int8_t* p, i32x16 a) {
 
 VEC_INLINE f32v part_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 
-VEC_INLINE __m256i quad_of(const int8_t* q) {
+VEC_INLINE f32v part_bf16(const uint16_t* p) {
+  return (f32v)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+}
+// GCC 12 converts vectors of bytes one by one.
+VEC_INLINE i32v part_u8(const uint8_t* p) { return (i32v)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
+VEC_INLINE i32v part_i8(const int8_t* p) { return (i32v)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
+
+VEC_INLINE __m256i broadcast_quad(const int8_t* q) {
   int32_t quad;
   memcpy(&quad, q, 4);
   return _mm256_set1_epi32(quad);
 }
 // The byte form of the product adds two neighbours in 16 bits and saturates there. Activations are within 127, so
-// kAtOnce quads of weights below 2^kBits stay within 2 * kAtOnce * 127 * (2^kBits - 1) <= 32767 and meet in 16 bits.
-template <int kBits> struct UnsignedWeights {
+// kAtOnce quads of weights up to kLargest stay within 2 * kAtOnce * 127 * kLargest <= 32767 and meet in 16 bits.
+template <int kLargest> struct UnsignedWeights {
   using Quads = i32v;
-  static constexpr int kAtOnce = 32767 / (2 * 127 * ((1 << kBits) - 1));
-  static_assert(kAtOnce > 0);
+  static constexpr int kOffset = 0;
+  static constexpr int kFit = 32767 / (2 * 127 * kLargest), kAtOnce = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+  static_assert(kFit > 0);
   static VEC_INLINE Quads of(i32v bytes) { return bytes; }
   template <int N> static VEC_INLINE void dot(i32v (&sum)[kInterleave], int, const Quads* w, const int8_t* q) {
     constexpr int kRun = kAtOnce < N ? kAtOnce : N;
     GEMM_UNROLL for (int i = 0; i < N; i += kRun) {
       __m256i pairs = __m256i{};
-      GEMM_UNROLL for (int j = i; j < i + kRun; j++) pairs = _mm256_add_epi16(pairs, product(w[j], q + 4 * j));
+      GEMM_UNROLL for (int j = i; j < i + kRun; j++) pairs =
+          _mm256_add_epi16(pairs, _mm256_maddubs_epi16((__m256i)w[j], broadcast_quad(q + 4 * j)));
       sum[0] += (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
     }
   }
-  static VEC_INLINE __m256i product(i32v w, const int8_t* q) { return _mm256_maddubs_epi16((__m256i)w, quad_of(q)); }
 
-  // Turned quads, for many rows: with a row's 8 quads twice in a line of 64 bytes, the load at quad i has quad (i + c) % 8
-  // in lane c. Where lane c of w[i] is what was lane c of w[(i + c) % 8], nothing is broadcast.
-  static constexpr bool kTurns = kAtOnce >= 8;
-  static VEC_INLINE void turn(Quads (&w)[8]) {
-    __m256i a[8], b[8];
-    GEMM_UNROLL for (int i = 0; i < 8; i++) a[i] = _mm256_blend_epi32((__m256i)w[i], (__m256i)w[(i + 1) % 8], 0xaa);
-    GEMM_UNROLL for (int i = 0; i < 8; i++) b[i] = _mm256_blend_epi32(a[i], a[(i + 2) % 8], 0xcc);
-    GEMM_UNROLL for (int i = 0; i < 8; i++) w[i] = (i32v)_mm256_blend_epi32(b[i], b[(i + 4) % 8], 0xf0);
+  // Turned quads, for many rows: with N quads of a row again and again in a line of 64 bytes, the load at quad i has quad
+  // (i + c) % N in lane c. Where lane c of w[i] is what was lane c of w[(i + c) % N], nothing is broadcast.
+  static constexpr bool kTurns = kAtOnce > 1;
+  template <int N> static VEC_INLINE void turn(Quads* w) {
+    static_assert(N == 8 || N == 4);
+    __m256i a[N], b[N];
+    GEMM_UNROLL for (int i = 0; i < N; i++) a[i] = _mm256_blend_epi32((__m256i)w[i], (__m256i)w[(i + 1) % N], 0xaa);
+    GEMM_UNROLL for (int i = 0; i < N; i++) b[i] = _mm256_blend_epi32(a[i], a[(i + 2) % N], 0xcc);
+    GEMM_UNROLL for (int i = 0; i < N; i++) w[i] =
+        (i32v)(N == 8 ? _mm256_blend_epi32(b[i], b[(i + 4) % N], 0xf0) : b[i]);
   }
-  static VEC_INLINE void put_twice(int8_t* line, const int8_t* q) {
-    const __m256i quads = _mm256_loadu_si256((const __m256i*)q);
+  template <int N> static VEC_INLINE void put_again(int8_t* line, const int8_t* q) {
+    const __m256i quads = N == 8 ? _mm256_loadu_si256((const __m256i*)q)
+                                 : _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)q));
     _mm256_store_si256((__m256i*)line, quads);
     _mm256_store_si256((__m256i*)line + 1, quads);
   }
-  static VEC_INLINE void dot_turned(i32v& sum, const Quads (&w)[8], const int8_t* line) {
-    __m256i pairs[2] = {};
-    GEMM_UNROLL for (int i = 0; i < 8; i++) {
-      const __m256i quads = _mm256_loadu_si256((const __m256i*)(line + 4 * i));
-      pairs[i % 2] = _mm256_add_epi16(pairs[i % 2], _mm256_maddubs_epi16((__m256i)w[i], quads));
-      __asm__("" : "+x"(pairs[i % 2]));  // two chains: a tree of additions takes registers that the scales need
+  template <int N> static VEC_INLINE void dot_turned(i32v& sum, const Quads* w, const int8_t* line) {
+    constexpr int kRun = kAtOnce < N ? kAtOnce : N;
+    GEMM_UNROLL for (int i = 0; i < N; i += kRun) {
+      __m256i pairs[2] = {};
+      GEMM_UNROLL for (int j = i; j < i + kRun; j++) {
+        const __m256i quads = _mm256_loadu_si256((const __m256i*)(line + 4 * j));
+        pairs[j % 2] = _mm256_add_epi16(pairs[j % 2], _mm256_maddubs_epi16((__m256i)w[j], quads));
+        __asm__("" : "+x"(pairs[j % 2]));  // two chains: a tree of additions takes registers that the scales need
+      }
+      sum += (i32v)_mm256_madd_epi16(_mm256_add_epi16(pairs[0], pairs[1]), _mm256_set1_epi16(1));
     }
-    sum += (i32v)_mm256_madd_epi16(_mm256_add_epi16(pairs[0], pairs[1]), _mm256_set1_epi16(1));
   }
 };
 // |w| times the activation with the sign of w: 2 * 128 * 127 fits 16 bits, also where w is -128.
 struct SignedWeights {
+  static constexpr int kOffset = 128;
   static constexpr bool kTurns = false;
   struct Quads {
     __m256i w, magnitude;
@@ -173,18 +187,16 @@ struct SignedWeights {
     const __m256i w = _mm256_xor_si256((__m256i)bytes, _mm256_set1_epi8(-128));
     return {w, _mm256_abs_epi8(w)};
   }
-  static VEC_INLINE i32v zero_sum(int32_t) { return i32v{}; }
   template <int N> static VEC_INLINE void dot(i32v (&sum)[kInterleave], int, const Quads* w, const int8_t* q) {
     GEMM_UNROLL for (int j = 0; j < N; j++) {
-      const __m256i pairs = _mm256_maddubs_epi16(w[j].magnitude, _mm256_sign_epi8(quad_of(q + 4 * j), w[j].w));
+      const __m256i pairs = _mm256_maddubs_epi16(w[j].magnitude, _mm256_sign_epi8(broadcast_quad(q + 4 * j), w[j].w));
       sum[0] += (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
     }
   }
 };
-VEC_INLINE i32x16 lookup_u4(i32x16 line, const uint8_t* table) {
+VEC_INLINE i32v lookup_u4(i32v quads, const uint8_t* table) {
   const __m256i entries = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
-  VEC_EACH line.v[i] = (i32v)_mm256_shuffle_epi8(entries, (__m256i)line.v[i]);
-  return line;
+  return (i32v)_mm256_shuffle_epi8(entries, (__m256i)quads);
 }
 VEC_INLINE i32x16 dot2_s16(i32x16 acc, i32x16 pairs, uint32_t pair) {
   const __m256i p = _mm256_set1_epi32((int)pair);
@@ -198,19 +210,15 @@ VEC_INLINE f32x16 dot2_bf16(f32x16 acc, i32x16 line, uint32_t pair) {
   VEC_EACH acc.v[i] = _mm256_fmadd_ps((__m256)_mm256_and_si256((__m256i)line.v[i], upper), high, acc.v[i]);
   return acc;
 }
-// lane i: bytes 2j and 2j + 1 of line lane i, both 0..15, looked up among bf16 numbers, their bytes apart
-VEC_INLINE i32x16 bf16_pairs_u4(i32x16 line, int j, const uint16_t* table) {
+// lane i: bytes 2j and 2j + 1 of quads lane i, both 0..15, looked up among bf16 numbers, their bytes apart
+VEC_INLINE i32v bf16_pairs_u4(i32v quads, int j, const uint16_t* table) {
   const __m128i a = _mm_loadu_si128((const __m128i*)table), b = _mm_loadu_si128((const __m128i*)table + 1);
   const __m128i byte = _mm_set1_epi16(255);
   const __m256i lows = _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_and_si128(a, byte), _mm_and_si128(b, byte)));
   const __m256i highs = _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8)));
-  VEC_EACH {
-    const __m256i low = _mm256_shuffle_epi8(lows, (__m256i)line.v[i]);
-    const __m256i high = _mm256_shuffle_epi8(highs, (__m256i)line.v[i]);
-    const __m256 first = (__m256)_mm256_unpacklo_epi8(low, high), last = (__m256)_mm256_unpackhi_epi8(low, high);
-    line.v[i] = (i32v)(j ? _mm256_shuffle_ps(first, last, 0xdd) : _mm256_shuffle_ps(first, last, 0x88));
-  }
-  return line;
+  const __m256i low = _mm256_shuffle_epi8(lows, (__m256i)quads), high = _mm256_shuffle_epi8(highs, (__m256i)quads);
+  const __m256 first = (__m256)_mm256_unpacklo_epi8(low, high), last = (__m256)_mm256_unpackhi_epi8(low, high);
+  return (i32v)(j ? _mm256_shuffle_ps(first, last, 0xdd) : _mm256_shuffle_ps(first, last, 0x88));
 }
 
 }  // namespace octavo::VEC_NS

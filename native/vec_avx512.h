@@ -30,7 +30,6 @@ constexpr int kMaxRowsWide = 3;
 constexpr int kMaxRowsFloat = kMaxRowsWide;  // rows of a float tile, 16 columns at a time where 32 are too wide
 constexpr int kRowsFloat = kMaxRowsFloat, kFloatDepth = 1 << 30;  // rows that share a block of kFloatDepth K in L1
 constexpr int kInterleave = 4;                                    // rows whose integer dots are issued in turn
-constexpr int kRowsInt = kMaxRows;                                // rows that share an integer panel
 // A level's own vector, the part of 16 lanes that a register holds: here all of them.
 constexpr int kLanes = 16, kParts = 1;
 constexpr bool kBf16Dots = true;  // dot2_bf16 is one instruction
@@ -110,12 +109,14 @@ VEC_INLINE f32x16 zip_hi(f32x16 a, f32x16 b) {
 }
 
 VEC_INLINE f32x16 load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
-VEC_INLINE f32v part_f16(const uint16_t* p) { return load_f16(p); }  // one f32v of them
-VEC_INLINE i32x16 load_u8(const uint8_t* p) { return (i32x16)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
-VEC_INLINE i32x16 load_i8(const int8_t* p) { return (i32x16)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
 VEC_INLINE f32x16 load_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
 }
+// A register's worth of numbers
+VEC_INLINE f32v part_f16(const uint16_t* p) { return load_f16(p); }
+VEC_INLINE f32v part_bf16(const uint16_t* p) { return load_bf16(p); }
+VEC_INLINE i32v part_u8(const uint8_t* p) { return (i32v)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
+VEC_INLINE i32v part_i8(const int8_t* p) { return (i32v)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
 // To nearest even, NaN kept; subnormals may become zero, as they do inside the bf16 dot.
 VEC_INLINE void store_bf16(uint16_t* p, f32x16 v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }
 // lane i: lo[i] as bf16 in the low half, hi[i] in the high half
@@ -134,9 +135,10 @@ VEC_INLINE void store_i16(int16_t* p, i32x16 v) {  // lanes in -32768..32767
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)v));
 }
 
-// Weights as bytes in 0 .. 2^kBits - 1, kBits <= 7, one quad of K a lane.
-template <int kBits> struct UnsignedWeights {
+// Weights as bytes in 0 .. kLargest, one quad of K a lane. Dots take them less kOffset.
+template <int kLargest> struct UnsignedWeights {
   using Quads = i32v;
+  static constexpr int kOffset = 0;
   static constexpr bool kTurns = false;
   static VEC_INLINE Quads of(i32v bytes) { return bytes; }
   // sum[r] += N quads of weights times those of row r, which are at q + 32 r; the rows' dots are issued in turn
@@ -148,10 +150,8 @@ template <int kBits> struct UnsignedWeights {
     }
   }
 };
-// Weights -128 .. 127 as bytes of 128 more. Sums start at zero_sum(-(sum of the activations)).
-struct SignedWeights : UnsignedWeights<8> {
-  static VEC_INLINE i32v zero_sum(int32_t nsum) { return set1_i32(nsum) << 7; }
-};
+// Bytes up to 255.
+using SignedWeights = UnsignedWeights<255>;
 // bytes 0 and 2, or 1 and 3, of each lane as signed 16-bit pairs
 VEC_INLINE i32x16 even_s8(i32x16 line) { return (i32x16)_mm512_srai_epi16(_mm512_slli_epi16((__m512i)line, 8), 8); }
 VEC_INLINE i32x16 odd_s8(i32x16 line) { return (i32x16)_mm512_srai_epi16((__m512i)line, 8); }
@@ -163,20 +163,18 @@ VEC_INLINE i32x16 dot2_s16(i32x16 acc, i32x16 pairs, uint32_t pair) {
 VEC_INLINE f32x16 dot2_bf16(f32x16 acc, i32x16 line, uint32_t pair) {
   return _mm512_dpbf16_ps(acc, (__m512bh)line, (__m512bh)_mm512_set1_epi32((int)pair));
 }
-// lane i: bytes 2j and 2j + 1 of line lane i, both 0..15, looked up among 32 bf16 numbers
-VEC_INLINE i32x16 bf16_pairs_u4(i32x16 line, int j, const uint16_t* table) {
+// lane i: bytes 2j and 2j + 1 of quads lane i, both 0..15, looked up among 32 bf16 numbers
+VEC_INLINE i32v bf16_pairs_u4(i32v quads, int j, const uint16_t* table) {
   const __m512i bytes = _mm512_set1_epi32(j ? (int)0x80038002 : (int)0x80018000);  // 0x80: a zero byte
   const __m512i lanes = _mm512_set4_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0);
   const __m512i index = _mm512_shuffle_epi8(
-      (__m512i)line, _mm512_or_si512(bytes, _mm512_and_si512(lanes, _mm512_set1_epi32(0x00ff00ff))));
+      (__m512i)quads, _mm512_or_si512(bytes, _mm512_and_si512(lanes, _mm512_set1_epi32(0x00ff00ff))));
   return (i32x16)_mm512_permutexvar_epi16(index, _mm512_loadu_si512(table));
 }
-// every byte of line, 0..15, looked up among 16
-VEC_INLINE i32x16 lookup_u4(i32x16 line, const uint8_t* table) {
+// every byte of quads, 0..15, looked up among 16
+VEC_INLINE i32v lookup_u4(i32v quads, const uint8_t* table) {
   const __m512i entries = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
-  return (i32x16)_mm512_shuffle_epi8(entries, (__m512i)line);
+  return (i32v)_mm512_shuffle_epi8(entries, (__m512i)quads);
 }
-VEC_INLINE i32x16 nibble_lo(i32x16 line) { return line & 0x0f0f0f0f; }
-VEC_INLINE i32x16 nibble_hi(i32x16 line) { return as_i32(as_u32(line) >> 4) & 0x0f0f0f0f; }
 
 }  // namespace octavo::VEC_NS

@@ -5,11 +5,13 @@
 
 namespace octavo::VEC_NS {
 
+typedef int8_t i8v __attribute__((vector_size(VEC_LANES)));
+typedef uint8_t u8v __attribute__((vector_size(VEC_LANES)));
+
 constexpr int kMaxRows = 2;
 constexpr int kMaxRowsWide = 1;
 constexpr int kMaxRowsFloat = 2, kRowsFloat = 48, kFloatDepth = 64;
 constexpr int kInterleave = 1;
-constexpr int kRowsInt = 32;
 
 VEC_INLINE f32v fma(f32v a, f32v b, f32v c) { return a * b + c; }
 VEC_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return a * b + c; }
@@ -99,6 +101,21 @@ VEC_INLINE void store_i16(int16_t* p, i32x16 a) {
   }
 }
 
+VEC_INLINE i32v part_u8(const uint8_t* p) {
+  u8v b;
+  memcpy(&b, p, sizeof b);
+  return __builtin_convertvector(b, i32v);
+}
+VEC_INLINE i32v part_i8(const int8_t* p) {
+  i8v b;
+  memcpy(&b, p, sizeof b);
+  return __builtin_convertvector(b, i32v);
+}
+VEC_INLINE f32v part_bf16(const uint16_t* p) {
+  u16v h;
+  memcpy(&h, p, sizeof h);
+  return (f32v)(__builtin_convertvector(h, u32v) << 16);
+}
 // The exponent moves from bias 15 to 127 by a multiplication, which also makes subnormals normal.
 VEC_INLINE f32v part_f16(const uint16_t* p) {
   u16v narrow;
@@ -110,8 +127,9 @@ VEC_INLINE f32v part_f16(const uint16_t* p) {
 }
 
 // A product of a byte and a signed byte fits 16 bits, so even and odd bytes are multiplied as 16-bit lanes.
-template <int kBits> struct UnsignedWeights {
+template <int kLargest> struct UnsignedWeights {
   using Quads = i32v;
+  static constexpr int kOffset = 0;
   static constexpr bool kTurns = false;
   static VEC_INLINE Quads of(i32v bytes) { return bytes; }
   template <int N> static VEC_INLINE void dot(i32v (&sum)[kInterleave], int, const Quads* w, const int8_t* q) {
@@ -125,14 +143,13 @@ template <int kBits> struct UnsignedWeights {
     }
   }
 };
-struct SignedWeights : UnsignedWeights<8> {
-  static VEC_INLINE i32v zero_sum(int32_t nsum) { return (nsum << 7) - i32v{}; }
-};
-VEC_INLINE i32x16 lookup_u4(i32x16 line, const uint8_t* table) {
-  uint8_t bytes[64];
-  store_line(bytes, line);
+using SignedWeights = UnsignedWeights<255>;
+VEC_INLINE i32v lookup_u4(i32v quads, const uint8_t* table) {
+  uint8_t bytes[sizeof quads];
+  memcpy(bytes, &quads, sizeof bytes);
   for (uint8_t& b : bytes) b = table[b];
-  return load_line(bytes);
+  memcpy(&quads, bytes, sizeof bytes);
+  return quads;
 }
 VEC_INLINE i32x16 dot2_s16(i32x16 acc, i32x16 pairs, uint32_t pair) {
   const int32_t low = (int16_t)(pair & 0xffff), high = (int16_t)(pair >> 16);
@@ -144,13 +161,14 @@ VEC_INLINE f32x16 dot2_bf16(f32x16 acc, i32x16 line, uint32_t pair) {
   acc = fma(as_f32(line << 16), low, acc);
   return fma(as_f32(as_u32(line) & 0xffff0000u), high, acc);
 }
-// lane i: bytes 2j and 2j + 1 of line lane i, both 0..15, looked up among 32 bf16 numbers
-VEC_INLINE i32x16 bf16_pairs_u4(i32x16 line, int j, const uint16_t* table) {
-  uint8_t bytes[64];
-  uint16_t pairs[32];
-  store_line(bytes, line);
-  for (int i = 0; i < 32; i++) pairs[i] = table[bytes[i / 2 * 4 + 2 * j + i % 2]];
-  return load_line(pairs);
+// lane i: bytes 2j and 2j + 1 of quads lane i, both 0..15, looked up among 32 bf16 numbers
+VEC_INLINE i32v bf16_pairs_u4(i32v quads, int j, const uint16_t* table) {
+  uint8_t bytes[sizeof quads];
+  uint16_t pairs[2 * kLanes];
+  memcpy(bytes, &quads, sizeof bytes);
+  for (int i = 0; i < 2 * kLanes; i++) pairs[i] = table[bytes[i / 2 * 4 + 2 * j + i % 2]];
+  memcpy(&quads, pairs, sizeof pairs);
+  return quads;
 }
 
 }  // namespace octavo::VEC_NS

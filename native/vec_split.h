@@ -17,8 +17,6 @@ typedef uint32_t u32v __attribute__((vector_size(VEC_LANES * 4)));
 typedef int16_t i16v __attribute__((vector_size(VEC_LANES * 4)));
 typedef uint16_t u16v __attribute__((vector_size(VEC_LANES * 2)));
 typedef int16_t i16h __attribute__((vector_size(VEC_LANES * 2)));
-typedef int8_t i8v __attribute__((vector_size(VEC_LANES)));
-typedef uint8_t u8v __attribute__((vector_size(VEC_LANES)));
 
 // the lanes of a mask are 0 or -1
 struct f32x16 {
@@ -73,6 +71,7 @@ VEC_INLINE i32x16 load(const int32_t* p) {
 }
 VEC_INLINE i32x16 load_line(const void* p) { return load((const int32_t*)p); }
 VEC_INLINE f32v part_f16(const uint16_t* p);
+VEC_INLINE f32v part_bf16(const uint16_t* p);
 VEC_INLINE f32x16 load_f16(const uint16_t* p) {
   f32x16 r;
   VEC_EACH r.v[i] = part_f16(p + i * kLanes);
@@ -185,34 +184,11 @@ VEC_INLINE f32x16 abs(f32x16 a) {
   return a;
 }
 
-VEC_INLINE u32x16 widen_u16(const uint16_t* p) {
-  u32x16 r;
-  VEC_EACH {
-    u16v h;
-    memcpy(&h, p + i * kLanes, sizeof h);
-    r.v[i] = __builtin_convertvector(h, u32v);
-  }
+VEC_INLINE f32x16 load_bf16(const uint16_t* p) {
+  f32x16 r;
+  VEC_EACH r.v[i] = part_bf16(p + i * kLanes);
   return r;
 }
-VEC_INLINE i32x16 load_u8(const uint8_t* p) {
-  i32x16 r;
-  VEC_EACH {
-    u8v b;
-    memcpy(&b, p + i * kLanes, sizeof b);
-    r.v[i] = __builtin_convertvector(b, i32v);
-  }
-  return r;
-}
-VEC_INLINE i32x16 load_i8(const int8_t* p) {
-  i32x16 r;
-  VEC_EACH {
-    i8v b;
-    memcpy(&b, p + i * kLanes, sizeof b);
-    r.v[i] = __builtin_convertvector(b, i32v);
-  }
-  return r;
-}
-VEC_INLINE f32x16 load_bf16(const uint16_t* p) { return as_f32(widen_u16(p) << 16); }
 VEC_INLINE u32x16 round_bf16(f32x16 a) {  // the bf16 in the low half of each lane
   u32x16 u = as_u32(a), r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, nan = (u >> 16) | 0x40u;
   return as_u32(select(equal(a, a), as_i32(r), as_i32(nan)));
@@ -227,7 +203,5 @@ VEC_INLINE i32x16 odd_s8(i32x16 line) {
   VEC_EACH line.v[i] = (i32v)((i16v)line.v[i] >> 8);
   return line;
 }
-VEC_INLINE i32x16 nibble_lo(i32x16 line) { return line & 0x0f0f0f0f; }
-VEC_INLINE i32x16 nibble_hi(i32x16 line) { return as_i32(as_u32(line) >> 4) & 0x0f0f0f0f; }
 
 }  // namespace octavo::VEC_NS
