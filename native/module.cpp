@@ -11,7 +11,9 @@
 
 #include "cpu.h"
 #include "machine.h"
+#include "measure.h"
 #include "pack.h"
+#include "peak.h"
 #include "plan.h"
 
 namespace nb = nanobind;
@@ -231,6 +233,22 @@ NB_MODULE(_native, m) {
 
   m.def("read_rate", &read_rate, "pool"_a, "memory"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("barrier_seconds", &barrier_seconds, "pool"_a, nb::call_guard<nb::gil_scoped_release>());
+
+  m.def(
+      "peak_ops",
+      [](const std::string& isa, const std::string& format, const std::string& act) {
+        return peak_ops(kernels_of(isa), format_of(format), act_of(act));
+      },
+      "isa"_a, "format"_a, "act"_a);
+  m.def(
+      "product_seconds",
+      [](Pool& pool, const std::string& isa, const Memory& weights, const std::string& format, const std::string& act,
+         int rows, int n, int k, int copies, int repeats) {
+        const Product product{format_of(format), act_of(act), rows, n, k, copies};
+        const nb::gil_scoped_release unlocked;
+        return product_seconds(pool, kernels_of(isa), weights, product, repeats);
+      },
+      "pool"_a, "isa"_a, "weights"_a, "format"_a, "act"_a, "rows"_a, "n"_a, "k"_a, "copies"_a, "repeats"_a);
 
   nb::class_<Pool>(m, "Pool")
       .def(nb::init<int, const std::vector<int>&>(), "num_threads"_a, "cpus"_a)

@@ -26,6 +26,23 @@ def read_rate(pool: Pool, memory: Memory) -> float:
 def barrier_seconds(pool: Pool) -> float:
     """Of one barrier of all threads."""
 
+def peak_ops(isa: str, format: str, act: str) -> float:
+    """Operations a second of one core's instructions for such products (native/peak.h); 0: the level has none of its own."""
+
+def product_seconds(
+    pool: Pool,
+    isa: str,
+    weights: Memory,
+    format: str,
+    act: str,
+    rows: int,
+    n: int,
+    k: int,
+    copies: int,
+    repeats: int,
+) -> float:
+    """Seconds of [rows, k] times [n, k]: the best of `repeats` over `copies` weights in turn (native/measure.h)."""
+
 class Pool:
     """Worker threads; the thread that runs a program is the first of them. `cpus`: empty, or one per thread to pin to."""
 

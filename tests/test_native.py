@@ -24,7 +24,8 @@ ACTIVATIONS = ("f32", "bf16", "a8")
 KERNELS = {
     "test_gemm": [f"gemm {f} x {a}" for f in FORMATS for a in ACTIVATIONS]
     + [f"round {a}" for a in ACTIVATIONS]
-    + [f"embed {f}" for f in FORMATS],
+    + [f"embed {f}" for f in FORMATS]
+    + ["NaN of f8"],
     "test_attention": ["attention bf16", "attention f32", "attention i8", "attention_merge"],
     "test_attn_plan": ["every row and tile once", "shared prefixes"],
     "test_rows": [

@@ -6,6 +6,7 @@
 #include "../tests/check.h"
 #include "attn_measure.h"
 #include "ceiling.h"
+#include "peak.h"
 
 using namespace octavo;
 using namespace octavo::check;
@@ -69,7 +70,7 @@ int main(int argc, char** argv) {
   const double stream = bench::read_rate(memory.data(), kDram, 5);
   printf("streaming read %.1f GB/s\n", stream * 1e-9);
   for (const Kernels* kernels : levels(argc, argv)) {
-    const double peak = bench::peak_ops(kernels->name, Act::BF16);
+    const double peak = peak_ops(*kernels, Format::BF16, Act::BF16);
     printf("%s: peak %.0f GFLOP/s\n", kernels->name, peak * 1e-9);
     for (KvType type : {KvType::BF16, KvType::I8}) {
       const Shape shapes[] = {{64, 3}, {64, 8}, {80, 1}, {96, 1}, {128, 4}, {256, 4}};

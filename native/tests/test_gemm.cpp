@@ -231,12 +231,19 @@ struct Case {
     }
   }
 
+  // Alone; and 2^10 times as large, which no rounding sees.
   void one_row(const Weight& w, const float* x, const float* expected) {
-    OwnActivation a(act, 1, k);
-    round_all(kernels, x, k, a);
-    Guarded<float> y(n);
-    gemm()(store_args(w, a.view, y.data(), n), 0, w.n_pad / kTaskCols);
-    expect(!memcmp(y.data(), expected, sizeof(float) * n), "%s: a row alone has other bits", what().c_str());
+    for (float factor : {1.f, 0x1p10f}) {
+      std::vector<float> large(x, x + k);
+      for (float& v : large) v *= factor;
+      OwnActivation a(act, 1, k);
+      round_all(kernels, large.data(), k, a);
+      Guarded<float> y(n);
+      gemm()(store_args(w, a.view, y.data(), n), 0, w.n_pad / kTaskCols);
+      bool same = y.intact();
+      for (int c = 0; c < n; c++) same &= y[c] == expected[c] * factor;
+      expect(same, "%s: a row alone, times %g, has other bits", what().c_str(), factor);
+    }
   }
 
   void epilogues(const Weight& w, const OwnActivation& a, Guarded<float>& plain, int ld, Random& random) {
@@ -395,6 +402,41 @@ void test_embed(const Kernels& kernels, Format format) {
   printf("%s embed %s: ok\n", kernels.name, name_of(format));
 }
 
+// Columns with a NaN are NaN in every row, whatever else is there; others keep their bits.
+void test_f8_nan(const Kernels& kernels) {
+  constexpr int kCols = 48, kDepth = 128;
+  Random random(13);
+  const Packed packed(Format::F8, kCols, kDepth, random);
+  std::vector<uint8_t> bytes(packed_bytes(Format::F8, kCols, kDepth) + 64);
+  auto* aligned = (uint8_t*)(((uintptr_t)bytes.data() + 63) / 64 * 64);
+  memcpy(aligned, packed.w.data, packed_bytes(Format::F8, kCols, kDepth));
+  auto put = [&](int col, int k, uint8_t code) {
+    aligned[col / 16 * packed.w.panel_bytes + k / 64 * unit_bytes(Format::F8) + k % 64 / 4 * 64 + col % 16 * 4 +
+            k % 4] = code;
+  };
+  put(5, 3, 0x7f), put(20, 64, 0xff), put(47, 127, 0x7f);
+  for (Act act : {Act::F32, Act::BF16, Act::A8})
+    for (int rows : {1, 6}) {
+      const std::vector<float> x = random_rows(rows, kDepth, random);
+      OwnActivation a(act, rows, kDepth);
+      round_all(kernels, x.data(), kDepth, a);
+      std::vector<float> plain((size_t)rows * kCols), y(plain.size());
+      const Weight weights[] = {packed.w, packed_weight(Format::F8, kCols, kDepth, aligned)};
+      for (int i = 0; i < 2; i++) {
+        GemmArgs args{};
+        args.w = &weights[i], args.x = &a.view, args.out = (i ? y : plain).data(), args.ld_out = kCols;
+        kernels.gemm[(int)Format::F8][(int)act](args, 0, weights[i].n_pad / kTaskCols);
+      }
+      bool right = true;
+      for (size_t i = 0; i < y.size(); i++) {
+        const size_t c = i % kCols;
+        right &= c == 5 || c == 20 || c == 47 ? std::isnan(y[i]) : y[i] == plain[i];
+      }
+      expect(right, "%s gemm f8 x %s, %d rows: NaN in the wrong columns", kernels.name, name_of(act), rows);
+    }
+  printf("%s NaN of f8: ok\n", kernels.name);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -403,6 +445,7 @@ int main(int argc, char** argv) {
       for (int a = 0; a < kActs; a++) test_gemm(*kernels, (Format)f, (Act)a);
     for (int a = 0; a < kActs; a++) test_round(*kernels, (Act)a);
     for (int f = 0; f < kFormats; f++) test_embed(*kernels, (Format)f);
+    test_f8_nan(*kernels);
   }
   return finish();
 }

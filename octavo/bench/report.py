@@ -64,7 +64,7 @@ class Runs:
         details: dict[str, Any] = {
             "bandwidth_gb_s": round(self.bandwidth / 1e9, 1),
             "barrier_ns": round(1e9 * statistics.median(seen.barrier for seen in self._seen)),
-            "cpu": _cpu_name(),
+            "cpu": cpu_name(),
         }
         if engine is not None:
             ready = engine.loaded.ready(0, 0.0)
@@ -94,7 +94,7 @@ def as_table(model: str, results: list[Result]) -> None:
     Console().print(table)
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     try:
         with open("/proc/cpuinfo") as f:
             return next(line.split(":", 1)[1].strip() for line in f if line.startswith("model name"))

@@ -107,6 +107,12 @@ def _overload(config: EngineConfig, o: Options) -> Iterator[Result]:
     yield overload.measure(config, o.seconds)
 
 
+def _kernels(config: EngineConfig, o: Options) -> Iterator[Result]:
+    from octavo.bench import kernels
+
+    yield from kernels.measure(config, o.repeat)
+
+
 WORKLOADS: dict[str, Callable[[EngineConfig, Options], Iterator[Result]]] = {
     "throughput": _throughput,
     "latency": _latency,
@@ -120,6 +126,7 @@ WORKLOADS: dict[str, Callable[[EngineConfig, Options], Iterator[Result]]] = {
     "structured": _structured,
     "stall": _stall,
     "overload": _overload,
+    "kernels": _kernels,
 }
 
 
@@ -175,7 +182,7 @@ def bench(
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 where a bound on time is not held.")] = False,
 ) -> None:
     """Measure throughput, one stream, a prompt, many streams, streams over HTTP, shared prefixes, the start, a restart,
-    grammars, streams beside a long prompt, and overload.
+    grammars, streams beside a long prompt, overload, and the kernels, which need no model.
 
     MODEL may also be one that is made for the purpose: demo-bf16, demo-q4_0, or random weights as 1b-q4_0 and 1b-bf16.
     Examples: octavo bench throughput demo --json; octavo bench serve --url http://127.0.0.1:8080
@@ -188,9 +195,11 @@ def bench(
     if plot is not None:
         check_plot(plot)
     name = url or config.model
-    if url is None:
+    if workload == "kernels":
+        name = workload
+    elif url is None:
         config, name = resolve(_with_made(config))
-    elif workload not in ("serve", "prefix"):
+    if url is not None and workload not in ("serve", "prefix"):
         raise ConfigError("--url goes with the workloads serve and prefix")
     options = Options(
         repeat, num_prompts, shared_len, input_len, output_len, prompt_len, rate, seconds, url, api_key, served_model
