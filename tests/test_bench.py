@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench import decode, latency, overload, prefill, serve, stall
+from octavo.bench import decode, latency, overhead, overload, prefill, serve, stall
 from octavo.bench.http import Target
 from octavo.bench.plot import check_plot, draw
 from octavo.bench.report import result
@@ -14,6 +14,7 @@ from octavo.bench.served import served
 from octavo.bench.stall import percentile
 from octavo.config import ConfigError, EngineConfig
 from octavo.engine.client import EngineError
+from octavo.engine.phases import Phase
 
 
 def test_stall(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +55,18 @@ def test_streams_over_http(data: Path) -> None:
         serve.measure(config, serve.Server("localhost:8000"), load, repeat=1)
     with pytest.raises(ConfigError, match=r"http://h:99999: Port out of range"):
         Target("http://h:99999")
+
+
+def test_overhead(data: Path) -> None:
+    config = EngineConfig(model=str(data / "arch" / "llama"), num_threads=1)
+    many, one, http = overhead.measure(config, num_streams=3, input_len=8, output_len=6)
+    for found in (many, one):
+        assert 0 < found.median < 100 and list(found.details["step_ms"]) == list(Phase)
+        operations = found.details["operations_percent"]
+        assert operations["linear_sample"] > 0 and sum(operations.values()) == pytest.approx(100, abs=2)
+    assert [found.details["most"] for found in (many, one)] == [5, 10]
+    assert http.details["api_us_per_token"] >= 0 and set(http.details["tokens_per_second"]) == {"offline", "http"}
+    assert all(isinstance(found.details["held"], bool) for found in (many, one, http))
 
 
 def test_plot(tmp_path: Path) -> None:

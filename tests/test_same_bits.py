@@ -229,7 +229,7 @@ def random_engine(
         # The schedules share it, as engines do that follow one another. Case 2 is for preemptions: blocks from disk
         # come in their own time, and spread what would crowd.
         disk_cache=str(disk) if prefix_caching and case % 4 != 2 else None,
-        fuse=rng.random() < 0.6,
+        fuse=rng.random() < 0.6 or case % 4 == 0,
         share=case % 4 != 1,
         reuse=rng.random() < 0.8 and case % 4 != 3,
         poison=rng.random() < 0.5,

@@ -110,8 +110,9 @@ class WeightLayout:
             place = start + panel_bytes(part.format, row, cols)
             _native.pack(pool, memory, place, part.format, np.ascontiguousarray(rows), cols)
             factors = column_factors(part.format, info.source, len(rows), factor)
-            beside = start + panel_bytes(part.format, part.rows, cols) + 4 * row
-            memory.view(beside, factors.nbytes).view(np.float32)[:] = factors
+            if factors.size:  # otherwise nothing lies there, perhaps no memory at all
+                beside = start + panel_bytes(part.format, part.rows, cols) + 4 * row
+                memory.view(beside, factors.nbytes).view(np.float32)[:] = factors
             del data, rows  # before the next are made
             yield place
 
