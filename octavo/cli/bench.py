@@ -181,8 +181,9 @@ def bench(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 where a bound on time is not held.")] = False,
 ) -> None:
-    """Measure throughput, one stream, a prompt, many streams, streams over HTTP, shared prefixes, the start, a restart,
-    grammars, streams beside a long prompt, overload, and the kernels, which need no model.
+    """Measure throughput, one stream, a prompt, many streams, what a step and a stream cost beside the model, streams over
+    HTTP, shared prefixes, the start, a restart, grammars, streams beside a long prompt, overload, and the kernels,
+    which need no model.
 
     MODEL may also be one that is made for the purpose: demo-bf16, demo-q4_0, or random weights as 1b-q4_0 and 1b-bf16.
     Examples: octavo bench throughput demo --json; octavo bench serve --url http://127.0.0.1:8080
