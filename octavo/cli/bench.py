@@ -79,7 +79,7 @@ def _prefix(config: EngineConfig, o: Options) -> Iterator[Result]:
 def _startup(config: EngineConfig, o: Options) -> Iterator[Result]:
     from octavo.bench import startup
 
-    yield startup.measure(config, o.repeat)
+    yield from startup.measure(config, o.repeat)
 
 
 def _restart(config: EngineConfig, o: Options) -> Iterator[Result]:

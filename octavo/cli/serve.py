@@ -40,13 +40,12 @@ def serve(config: ServerConfig) -> None:
 
     phases["imports"] = time.perf_counter() - started
 
-    def on_ready(ready: Ready, tokenizer_seconds: float) -> None:
+    def on_ready(ready: Ready) -> None:
         bar.close()
-        phases["tokenizer"] = tokenizer_seconds
         _print_ready(config, listener, name, ready, phases)
 
     with bar:
-        reason = run(config, client, listener, name, on_ready)
+        reason = run(config, client, listener, name, phases, on_ready)
     if reason is not None:
         raise EngineDead(reason)
 

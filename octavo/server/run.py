@@ -43,11 +43,13 @@ def run(
     client: EngineClient,
     listener: socket.socket,
     model: str,
-    on_ready: Callable[[Ready, float], None],
+    phases: dict[str, float],
+    on_ready: Callable[[Ready], None],
 ) -> str | None:
     """Serve until told to end. None: ended in order; otherwise why not.
 
-    `listener` is bound. on_ready(engine's Ready, seconds of loading the tokenizer) is called once.
+    `listener` is bound. phases: seconds of what this process did until now, by name; goes on being
+    filled. on_ready is called once.
     Raises EngineError where the engine could not start, CheckpointError where the tokenizer cannot be read,
     ConfigError for a bad key file, certificate, tracing option; ParameterError for a bad chat template.
     """
@@ -62,7 +64,7 @@ def run(
     service = Service(config, client, model, keys=keys, tracer=tracer)
     log_to_stderr()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(service, listener, template, on_ready))
+        return runner.run(_serve(service, listener, template, phases, on_ready))
 
 
 def check_tls(config: ServerConfig) -> None:
@@ -80,7 +82,11 @@ def check_tls(config: ServerConfig) -> None:
 
 
 async def _serve(
-    service: Service, listener: socket.socket, template: str | None, on_ready: Callable[[Ready, float], None]
+    service: Service,
+    listener: socket.socket,
+    template: str | None,
+    phases: dict[str, float],
+    on_ready: Callable[[Ready], None],
 ) -> str | None:
     client = service.client
     server = _Server(service)
@@ -88,11 +94,11 @@ async def _serve(
     async def prepare() -> None:
         started = time.perf_counter()
         service.loaded(await asyncio.to_thread(load_tokenizer, Path(service.config.model)), template)
-        seconds = time.perf_counter() - started
+        phases["tokenizer"] = time.perf_counter() - started
         ready = await client.ready()
-        service.metrics.startup({**ready.phases, "tokenizer": seconds})
+        service.metrics.startup({**phases, **ready.phases})
         start_batches(service)
-        on_ready(ready, seconds)
+        on_ready(ready)
 
     listening = asyncio.ensure_future(client.ready())  # from here on the engine is heard
     serving = asyncio.create_task(server.serve(sockets=[listener]))
