@@ -12,6 +12,11 @@
 #include "bench/ceiling.h"
 
 namespace octavo {
+namespace {
+
+constexpr int kMostLayers = 64;
+
+}  // namespace
 
 AttnRate attention_rate(const Kernels& kernels, const AttnLoad& load, const Memory& kv, int repeats) {
   const size_t block_bytes = kv_block_bytes(load.type, load.head_dim, load.head_dim);
@@ -67,10 +72,15 @@ AttnRate attention_rate(const Kernels& kernels, const AttnLoad& load, const Memo
   args.scratch = reinterpret_cast<float*>(scratch.data());
   const auto attention = kernels.attention[static_cast<int>(load.type)];
   AttnRate rate{};
+  const int layers = std::clamp(blocks / static_cast<int>(ids.size()), 1, kMostLayers);
   rate.seconds = bench::best_seconds(repeats, [&] {
-    for (const AttnItem& item : plan.items()) attention(args, item);
-    for (const AttnItem& item : plan.merges()) kernels.attention_merge(args, item);
+    for (int layer = 0; layer < layers; layer++) {
+      args.kv.base = kv.data() + static_cast<size_t>(layer) * ids.size() * block_bytes;
+      for (const AttnItem& item : plan.items()) attention(args, item);
+      for (const AttnItem& item : plan.merges()) kernels.attention_merge(args, item);
+    }
   });
+  rate.seconds /= layers;
   for (const AttnItem& item : plan.items())
     for (int i = 0; i < item.num_parts; i++) {
       const AttnPart& part = item.parts[i];

@@ -1,4 +1,5 @@
-// Attention as one layer of a step on one thread, timed: what benchmarks hold against the machine's ceilings.
+// Attention on one thread, timed layer after layer as in a step, so that no cache holds what the next one reads: what
+// benchmarks hold against the machine's ceilings.
 #pragma once
 #include "kernels.h"
 #include "memory.h"
@@ -15,7 +16,7 @@ struct AttnLoad {
 };
 
 struct AttnRate {
-  double seconds;  // the best of some runs
+  double seconds;  // of a layer, the mean over as many as `kv` has room for; the best of some runs
   double bytes;    // of keys and values that the items read
   double flop;     // of scores and weighted values that are seen
 };
