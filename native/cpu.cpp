@@ -39,7 +39,7 @@ bool has_avx2() {
 
 #ifdef OCTAVO_AVX512_MODEL
 bool has_avx512() { return has_avx2(); }
-#else
+#elif !defined(OCTAVO_NO_AVX512)
 bool has_avx512() {
   const Cpuid seven(7, 0), sub1(7, 1);
   return has_avx2() && all_bits(xcr0(), {5, 6, 7})  // opmask, upper halves, zmm16..31
@@ -50,7 +50,11 @@ bool has_avx512() {
 #endif
 
 const Kernels* avx2() { return has_avx2() ? kernels_avx2() : nullptr; }
+#ifdef OCTAVO_NO_AVX512
+const Kernels* avx512() { return nullptr; }
+#else
 const Kernels* avx512() { return has_avx512() ? kernels_avx512() : nullptr; }
+#endif
 #else
 const Kernels* avx2() { return nullptr; }
 const Kernels* avx512() { return nullptr; }

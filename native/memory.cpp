@@ -31,20 +31,6 @@ class Refused : public std::bad_alloc {
   std::string text_;
 };
 
-// Address space of so many pages, from an address on that huge pages can begin at.
-uint8_t* reserve(size_t size, int protection, bool huge_pages) {
-  const size_t slack = huge_pages ? kHugePage : 0;
-  if (size + slack < size) throw Refused(size);  // more than there are addresses
-  void* p = mmap(nullptr, size + slack, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p == MAP_FAILED) throw Refused(size);
-  auto* start = static_cast<uint8_t*>(p);
-  auto* data = reinterpret_cast<uint8_t*>(align_up(reinterpret_cast<size_t>(start), huge_pages ? kHugePage : 1));
-  if (data > start) munmap(start, static_cast<size_t>(data - start));
-  const size_t tail = slack - static_cast<size_t>(data - start);
-  if (tail) munmap(data + size, tail);
-  return data;
-}
-
 // Bytes that are mapped. What lies behind `bytes`, under AddressSanitizer a page at least, must not be touched: it is told so.
 size_t pages_of(size_t bytes) {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -52,6 +38,21 @@ size_t pages_of(size_t bytes) {
   bytes += page;
 #endif
   return align_up(std::max<size_t>(bytes, 1), page);
+}
+
+// Address space of pages_of(bytes), from an address on that huge pages can begin at.
+uint8_t* reserve(size_t bytes, int protection, bool huge_pages) {
+  const size_t size = pages_of(bytes);
+  const size_t slack = huge_pages ? kHugePage : 0;
+  if (size < bytes || size + slack < size) throw Refused(bytes);  // more than there are addresses
+  void* p = mmap(nullptr, size + slack, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) throw Refused(bytes);
+  auto* start = static_cast<uint8_t*>(p);
+  auto* data = reinterpret_cast<uint8_t*>(align_up(reinterpret_cast<size_t>(start), huge_pages ? kHugePage : 1));
+  if (data > start) munmap(start, static_cast<size_t>(data - start));
+  const size_t tail = slack - static_cast<size_t>(data - start);
+  if (tail) munmap(data + size, tail);
+  return data;
 }
 
 void poison([[maybe_unused]] uint8_t* data, [[maybe_unused]] size_t bytes) {
@@ -64,15 +65,14 @@ void poison([[maybe_unused]] uint8_t* data, [[maybe_unused]] size_t bytes) {
 
 Memory::Memory(size_t bytes, bool huge_pages) : bytes_(bytes) {
   const size_t size = pages_of(bytes);
-  if (size < bytes) throw Refused(bytes);
-  data_ = reserve(size, PROT_READ | PROT_WRITE, huge_pages);
+  data_ = reserve(bytes, PROT_READ | PROT_WRITE, huge_pages);
   madvise(data_, size, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);  // whatever the system's default; may be refused
   poison(data_, bytes);
 }
 
 Memory::Memory(int file, size_t offset, size_t bytes) : bytes_(bytes) {
   const size_t size = pages_of(bytes);
-  data_ = reserve(size, PROT_NONE, true);
+  data_ = reserve(bytes, PROT_NONE, true);
   const int flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
   if (mmap(data_, size, PROT_READ | PROT_WRITE, flags, file, static_cast<off_t>(offset)) == MAP_FAILED) {
     const int error = errno;
@@ -85,7 +85,7 @@ Memory::Memory(int file, size_t offset, size_t bytes) : bytes_(bytes) {
 
 Memory::~Memory() {
 #ifdef __SANITIZE_ADDRESS__
-  __asan_unpoison_memory_region(data_, pages_of(bytes_));
+  __asan_unpoison_memory_region(data_ + bytes_, pages_of(bytes_) - bytes_);
 #endif
   munmap(data_, pages_of(bytes_));
 }

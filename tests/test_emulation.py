@@ -18,11 +18,14 @@ from octavo import _native
 from octavo.backends.base import NUMERICS_VERSION
 
 ROOT = Path(__file__).parents[1]
+SECONDS = 3600.0
+"""What a busy machine may take."""
+
 GOLDEN = ROOT / "tests" / "golden" / "bits.json"
 
 
 def run(*command: str) -> dict[str, Any]:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -40,10 +43,12 @@ def test_bits_of_a_level(isa: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("target", "isa"),
-    [("avx2", "avx2"), ("aarch64", "generic"), pytest.param("avx512", "avx512", marks=pytest.mark.long)],
-)
+TARGETS = [("aarch64", "generic"), pytest.param("avx512", "avx512", marks=pytest.mark.long)]
+if "avx512" in _native.isa_levels():  # otherwise this machine is an x86-64 without AVX-512 itself
+    TARGETS.append(("avx2", "avx2"))
+
+
+@pytest.mark.parametrize(("target", "isa"), TARGETS)
 def test_another_machine_has_the_bits_of_the_level(target: str, isa: str) -> None:
     emulated = run("scripts/emulate", target, "--python", sys.executable)
     assert emulated["isa"] == isa and emulated["machine"] == ("aarch64" if target == "aarch64" else "x86_64")

@@ -85,7 +85,7 @@ def check_output(output: str, expected: list[str]) -> None:
 
 
 def run(*command: object) -> str:
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=3600)  # of a busy machine
     assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
     return done.stdout
 

@@ -207,8 +207,12 @@ class Changes {
   template <class T, class Reach> void each(std::vector<T> values, Reach reach) {
     for (T v : values) all.push_back([reach, v](ProgramSpec& s) { reach(s) = v; });
   }
-  template <class Reach> void number(int now, Reach reach) {
-    each<int>({-1, 0, 1, now - 1, now + 1, now / 2, now * 2, now + 16, now + 32, 1 << 20, INT_MAX, INT_MIN}, reach);
+  template <class Reach> void number(int64_t now, Reach reach) {  // what does not fit an int wraps
+    std::vector<int> values;
+    for (int64_t v : {int64_t{-1}, int64_t{0}, int64_t{1}, now - 1, now + 1, now / 2, now * 2, now + 16, now + 32,
+                      int64_t{1} << 20, int64_t{INT_MAX}, int64_t{INT_MIN}})
+      values.push_back(static_cast<int>(v));
+    each<int>(values, reach);
   }
   template <class Reach> void offset(size_t now, Reach reach) {
     each<size_t>({0, now + 1, now - kLine, now + kLine, now * 2, size_t{1} << 40, ~size_t{0}, ~size_t{63}}, reach);
@@ -357,7 +361,7 @@ void test_changes(bool fused, size_t stride) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  for (bool fused : {true, false}) test_changes(fused, argc > 1 && !strcmp(argv[1], "--all") ? 1 : 46);
+  for (bool fused : {true, false}) test_changes(fused, argc > 1 && !strcmp(argv[1], "--all") ? 1 : 97);
   puts("changed programs");
   return check::finish();
 }
