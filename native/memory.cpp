@@ -31,7 +31,7 @@ class Refused : public std::bad_alloc {
   std::string text_;
 };
 
-// Bytes that are mapped. What lies behind `bytes`, under AddressSanitizer a page at least, must not be touched: it is told so.
+// Bytes that are mapped. AddressSanitizer is told that those behind `bytes`, then a page at least, must not be touched.
 size_t pages_of(size_t bytes) {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
 #ifdef __SANITIZE_ADDRESS__
