@@ -9,10 +9,13 @@ import pytest
 
 from octavo.bench import models
 from octavo.bench.blocks import SOURCES, random_rows
+from octavo.bench.hf_folder import as_folder
 from octavo.bench.models import Shape, made, write_random
 from octavo.bench.offline import Offline, check
 from octavo.config import ConfigError, EngineConfig
+from octavo.models import build_graph
 from octavo.weights import formats
+from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.gguf_file import read_gguf
 
 SMALL = Shape(hidden=256, layers=2, heads=4, kv_heads=2, inner=512, positions=512)
@@ -90,3 +93,20 @@ def test_demo_in_other_formats(name: str, matrix: str, embedding: str) -> None:
         assert (found == formats.bf16_to_f32(formats.f32_to_bf16(exact))).all()
     else:
         assert np.abs(found - exact).max() <= np.abs(exact).max() / 8  # a step of the largest block
+
+
+def test_in_hugging_face_layout(tmp_path: Path) -> None:
+    """The same model: the graphs' weights have the same values."""
+    write_random(tmp_path / "model.gguf", SMALL, "BF16", "making it")
+    folder = as_folder(tmp_path / "model.gguf")
+    assert as_folder(tmp_path / "model.gguf") == folder
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model-hf", "model.gguf"]
+    ours, theirs = open_checkpoint(tmp_path / "model.gguf"), open_checkpoint(folder)
+    assert set(ours.names()) == set(theirs.names())
+    for name in ours.names():
+        (info, data, _), other = ours.read(name), theirs.read(name)
+        assert other.info.source == "BF16" and other.info.shape == info.shape
+        cols = info.shape[-1]
+        assert (formats.dequantise(info.source, data, cols) == formats.dequantise("BF16", other.data, cols)).all()
+    graphs = [build_graph(checkpoint) for checkpoint in (ours, theirs)]
+    assert [repr(node) for node in graphs[0].nodes] == [repr(node) for node in graphs[1].nodes]

@@ -92,12 +92,12 @@ def _measure(target: Target, server: Server, load: Workload, runs: Runs) -> list
 
     async def each() -> list[Run]:
         model = await target.model() if server.model is None else server.model
-        return [await _run(target, model, load, draw) for _ in runs]
+        return [await one_run(target, model, load, draw) for _ in runs]
 
     return asyncio.run(each())[1:]
 
 
-async def _run(target: Target, model: str, load: Workload, draw: random.Random) -> Run:
+async def one_run(target: Target, model: str, load: Workload, draw: random.Random) -> Run:
     shared = _random_ids(draw, load.shared_len)
     started = due = time.perf_counter()
     tasks = []

@@ -1,0 +1,64 @@
+"""OpenVINO GenAI, which reads GGUF files of Llamas itself: Q4_0 and Q8_0 become its own 4- and 8-bit formats.
+
+Settings: its batched pipeline (a SchedulerConfig); the throughput hint for many prompts and the latency hint for one, as
+its documentation advises; as many threads as cores; its default rounding of activations to int8, in groups.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from protocol import Run, Workload, main
+
+
+def load(w: Workload) -> tuple[Run, dict[str, Any]]:
+    if w.kind not in ("offline", "stream", "prefill"):
+        raise RuntimeError("its pipeline does not say when steps end")
+    import numpy as np
+    import openvino
+    import openvino_genai as genai
+
+    scheduler = genai.SchedulerConfig()
+    scheduler.cache_size, scheduler.max_num_seqs = 4, max(1, w.num_prompts)
+    scheduler.max_num_batched_tokens, scheduler.enable_prefix_caching = 512, False
+    options = {
+        "scheduler_config": scheduler,
+        "INFERENCE_NUM_THREADS": w.threads,
+        "PERFORMANCE_HINT": "THROUGHPUT" if w.num_prompts > 1 else "LATENCY",
+    }
+    if w.kv_dtype == "int8":
+        options["KV_CACHE_PRECISION"] = "u8"
+    pipeline = genai.LLMPipeline(w.model, "CPU", **options)
+
+    def run(number: int) -> float:
+        prompts = openvino.Tensor(np.array(w.prompts(number), np.int64))
+        count = 1 if w.kind == "prefill" else w.output_len
+        config = genai.GenerationConfig(max_new_tokens=count, min_new_tokens=count, ignore_eos=True, do_sample=False)
+        config.apply_chat_template = False
+        moments: list[float] = []
+
+        def streamed(_: Any) -> Any:
+            moments.append(time.perf_counter())
+            return genai.StreamingStatus.RUNNING
+
+        began = time.perf_counter()
+        result = (
+            pipeline.generate(prompts, config, streamed) if w.kind == "stream" else pipeline.generate(prompts, config)
+        )
+        seconds = time.perf_counter() - began
+        if any(len(tokens) != count for tokens in result.tokens):
+            raise RuntimeError("tokens are missing")
+        if w.kind == "stream":
+            return (len(moments) - 1) / (moments[-1] - moments[0])
+        return w.num_prompts * (w.input_len + (w.output_len if w.kind == "offline" else 0)) / seconds
+
+    return run, {"version": genai.__version__}
+
+
+def serve(w: Workload, port: int) -> list[str]:
+    raise RuntimeError("the package has no server")
+
+
+if __name__ == "__main__":
+    main(load, serve)
