@@ -18,7 +18,7 @@ from octavo.weights import formats
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.gguf_file import read_gguf
 
-SMALL = Shape(hidden=256, layers=2, heads=4, kv_heads=2, inner=512, positions=512)
+SMALL = Shape(hidden=256, layers=2, heads=4, kv_heads=2, inner=512, vocab=1024, positions=512)
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -37,7 +37,7 @@ def test_random_model(tmp_path: Path, source: str) -> None:
     write_random(path, SMALL, source, "making it")
     assert {tensor.source for tensor in read_gguf(path).tensors.values()} == {source, "F32"}
     work = Offline(EngineConfig(model=str(path), num_threads=1, max_model_len=128))
-    assert work.weight_bytes >= 256 * 49152 * (2 if source == "BF16" else 0.5)
+    assert work.weight_bytes >= 256 * 1024 * (2 if source == "BF16" else 0.5)
     assert (
         work.kv_bytes(100) == 100 * work.kv_bytes(1) == 100 * 2 * 2 * 2 * 64 * 2
     )  # layers, K and V, heads, size, bf16
@@ -97,7 +97,8 @@ def test_demo_in_other_formats(name: str, matrix: str, embedding: str) -> None:
 
 def test_in_hugging_face_layout(tmp_path: Path) -> None:
     """The same model: the graphs' weights have the same values."""
-    write_random(tmp_path / "model.gguf", SMALL, "BF16", "making it")
+    shape = Shape(hidden=64, layers=1, heads=2, kv_heads=1, inner=64)
+    write_random(tmp_path / "model.gguf", shape, "BF16", "making it", models.tokenizer_of(models.demo_file()))
     folder = as_folder(tmp_path / "model.gguf")
     assert as_folder(tmp_path / "model.gguf") == folder
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model-hf", "model.gguf"]

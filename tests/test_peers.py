@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench.models import NAMES, Shape, write_random
+from octavo.bench.models import NAMES, Shape, demo_file, tokenizer_of, write_random
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -48,7 +48,8 @@ def test_turns(tmp_path: Path) -> None:
     from peers.turns import Engine, Unable, own_python
 
     model = tmp_path / "model.gguf"
-    write_random(model, Shape(hidden=64, layers=1, heads=2, kv_heads=1, inner=64, positions=256), "Q4_0", "making it")
+    shape = Shape(hidden=64, layers=1, heads=2, kv_heads=1, inner=64, positions=256)
+    write_random(model, shape, "Q4_0", "making it", tokenizer_of(demo_file()))
     log = tmp_path / "log"
     for kind, shared_len in (("decode", 0), ("prefix", 48)):
         work = Workload(kind, str(model), None, 3, shared_len, 24, 8, 1, "auto")

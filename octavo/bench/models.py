@@ -1,6 +1,6 @@
 """Models that the bench makes itself: the demo's weights in other formats, and random ones of a larger shape.
 
-A model is made once, in seconds to a minute, and kept; the same bytes come out every time. It has the demo's tokenizer.
+A model is made once, in seconds to a minute, and kept; the same bytes come out every time. They have the demo's tokenizer.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Shape(NamedTuple):
             yield f"blk.{i}.ffn_norm"
         yield "output_norm"
 
-    def metadata(self, tokenizer_of: GgufFile) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {
             "general.architecture": "llama",
             "llama.block_count": self.layers,
@@ -76,7 +76,7 @@ class Shape(NamedTuple):
             "llama.attention.layer_norm_rms_epsilon": 1e-5,
             "llama.rope.dimension_count": self.hidden // self.heads,
             "llama.vocab_size": self.vocab,
-        } | {key: value for key, value in tokenizer_of.metadata.items() if key.startswith("tokenizer.")}
+        }
 
 
 def made(name: str, folder: Path | None = None) -> Path:
@@ -100,15 +100,21 @@ def write(path: Path, name: str) -> None:
     if name in DEMO:
         write_gguf(path, demo.metadata, list(_rounded(demo, *DEMO[name])), f"making {name}")
     else:
-        write_random(path, Shape(), LARGE[name], f"making {name}")
+        write_random(path, Shape(), LARGE[name], f"making {name}", tokenizer_of(demo))
 
 
 def demo_file() -> GgufFile:
     return read_gguf(locate("demo", lambda line: print(line, file=sys.stderr)))
 
 
-def write_random(path: Path, shape: Shape, source: str, title: str) -> None:
-    write_gguf(path, shape.metadata(demo_file()), list(_random(shape, source)), title)
+def tokenizer_of(file: GgufFile) -> dict[str, Any]:
+    """The metadata that say it."""
+    return {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
+
+
+def write_random(path: Path, shape: Shape, source: str, title: str, tokenizer: dict[str, Any] | None = None) -> None:
+    """tokenizer: its metadata; a model without one takes token ids alone."""
+    write_gguf(path, shape.metadata() | (tokenizer or {}), list(_random(shape, source)), title)
 
 
 def _rounded(demo: GgufFile, matrix: str, embedding: str) -> Iterator[Tensor]:
