@@ -78,7 +78,7 @@ def assert_same(first: Engine, second: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["arch/phi3", "arch/deepseek_v3", "arch/minimax_m2", "arch/smollm3", GGUF, "gptq", "encoder"]
+    "kind", ["arch/phi3", "arch/deepseek_v3_narrow", "arch/minimax_m2", "arch/smollm3", GGUF, "gptq", "encoder"]
 )
 def test_from_disk_is_as_packed_anew(
     data: Path, tmp_path: Path, home: Path, request: pytest.FixtureRequest, kind: str
