@@ -51,7 +51,7 @@ class EngineConfig:
     quantize: Quantize = option(
         "none",
         "Round the weights of an F32, F16 or BF16 model at load. int8, int4: the layers' matrices in groups of 32, "
-        "embeddings and head to int8.",
+        "embeddings and head to int8 (docs/QUANTIZE.md).",
     )
     kv_dtype: KvDtype = option(
         "auto",

@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
         "config", "disk", "request", "pooling", "pooled", "explain", "graph", "models", "weights", "sampling", "backends", "cache", "sched", "grammar",
         "quantize.at_load",
     },
+    "perplexity": {"llm", "request"},
     "outputs": {"request", "explain", "engine.messages", "text"},
     "llm": {"bars", "outputs", "config", "request", "pooling", "pooled", "explain", "engine", "text", "weights"},
     "server": {"__version__", "config", "request", "pooling", "pooled", "explain", "engine", "text", "weights"},

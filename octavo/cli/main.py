@@ -15,6 +15,7 @@ import octavo.cli.cache as cache
 import octavo.cli.chat as chat
 import octavo.cli.files as files
 import octavo.cli.generate as generate
+import octavo.cli.quantize as quantize
 import octavo.cli.serve as serve
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ app.command("batch")(batch.batch)
 app.command("show")(files.show)
 app.command("diff")(files.diff)
 app.command("pull")(files.pull)
+app.command("quantize")(quantize.quantize)
 app.command("bench")(bench.bench)
 app.command("cache")(cache.cache)
 
