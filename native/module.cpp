@@ -9,6 +9,7 @@
 #include <atomic>
 #include <stdexcept>
 
+#include "attn_measure.h"
 #include "cpu.h"
 #include "machine.h"
 #include "measure.h"
@@ -249,6 +250,17 @@ NB_MODULE(_native, m) {
         return product_seconds(pool, kernels_of(isa), weights, product, repeats);
       },
       "pool"_a, "isa"_a, "weights"_a, "format"_a, "act"_a, "rows"_a, "n"_a, "k"_a, "copies"_a, "repeats"_a);
+
+  m.def(
+      "attention_rate",
+      [](const std::string& isa, const Memory& kv, const std::string& type, int head_dim, int group, int seqs,
+         int tokens, int context, int repeats) {
+        const AttnLoad load{kv_type_of(type), head_dim, group, seqs, tokens, context};
+        const nb::gil_scoped_release unlocked;
+        const AttnRate rate = attention_rate(kernels_of(isa), load, kv, repeats);
+        return std::tuple(rate.seconds, rate.bytes, rate.flop);
+      },
+      "isa"_a, "kv"_a, "kv_type"_a, "head_dim"_a, "group"_a, "seqs"_a, "tokens"_a, "context"_a, "repeats"_a);
 
   nb::class_<Pool>(m, "Pool")
       .def(nb::init<int, const std::vector<int>&>(), "num_threads"_a, "cpus"_a)

@@ -43,6 +43,19 @@ def product_seconds(
 ) -> float:
     """Seconds of [rows, k] times [n, k]: the best of `repeats` over `copies` weights in turn (native/measure.h)."""
 
+def attention_rate(
+    isa: str,
+    kv: Memory,
+    kv_type: str,
+    head_dim: int,
+    group: int,
+    seqs: int,
+    tokens: int,
+    context: int,
+    repeats: int,
+) -> tuple[float, float, float]:
+    """Seconds, bytes and flop of attention of one KV head on the calling thread (native/attn_measure.h)."""
+
 class Pool:
     """Worker threads; the thread that runs a program is the first of them. `cpus`: empty, or one per thread to pin to."""
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench import decode, latency, overhead, overload, prefill, serve, stall
+from octavo.backends.speeds import Kernel
+from octavo.bench import decode, kernels, latency, overhead, overload, prefill, serve, stall
 from octavo.bench.http import Target
 from octavo.bench.plot import check_plot, draw
 from octavo.bench.report import result
@@ -107,3 +108,14 @@ def test_percentile() -> None:
     values = [float(i) for i in range(1, 101)]
     assert percentile(values, 0.99) == 99 and percentile(values, 1.0) == 100
     assert percentile([5.0], 0.99) == 5 and percentile([1.0, 2.0], 0.5) == 1
+
+
+def test_kernels_are_shares_of_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "KERNELS", [Kernel("w4k", "a8")])
+    monkeypatch.setattr(kernels, "ROWS", {1: 2**22, 64: 2**20})
+    monkeypatch.setattr(kernels, "ATTENTION", [("bf16", 64, 3)])
+    product, *_, attention = kernels.measure(EngineConfig(num_threads=1), 1)
+    assert product.name == "w4k x a8, 1 thread"
+    assert product.details["bits"] == pytest.approx(4.625)
+    assert len(product.runs) == 2 and min(product.details["gop_s"] + product.details["gb_s"]) > 0
+    assert len(attention.runs) == 4 and min(attention.details["gb_s"] + attention.details["gflop_s"]) > 0

@@ -48,9 +48,7 @@ class Speeds:
         self.num_threads = num_threads or threads.default_threads()
         self.isa = _native.isa_levels()[-1] if isa == "auto" else isa
         self._pool = _native.Pool(self.num_threads, threads.pinning(self.num_threads))
-        self._memory = _native.Memory(READ_BYTES, huge_pages=True)
-        numbers = self._memory.view(0, READ_BYTES).view(np.uint16)
-        numbers[:] = 0x2C40 + np.arange(len(numbers), dtype=np.uint32) % 63
+        self._memory = _small_numbers(READ_BYTES)
 
     def bandwidth(self) -> float:
         return _native.read_rate(self._pool, self._memory)
@@ -67,6 +65,23 @@ class Speeds:
         best = max(packed / bandwidth, work / peak if peak else 0.0)
         return Speed(rows, packed / seconds / 1e9, work / seconds / 1e9, best / seconds)
 
+    def decode_attention(self, kv_type: str, head_dim: int, group: int, context: int) -> float:
+        """Bytes a second of keys and values, one token of each of many sequences, on one thread."""
+        blocks = READ_BYTES // _native.kv_block_bytes(kv_type, head_dim, head_dim)
+        seconds, num_bytes, _ = _native.attention_rate(
+            self.isa, self._memory, kv_type, head_dim, group, blocks // -(-context // 16), 1, context, 3
+        )
+        return num_bytes / seconds
+
+    def prefill_attention(self, kv_type: str, head_dim: int, group: int, context: int) -> float:
+        """Flop a second of the last 512 tokens of a prompt, on one thread."""
+        block = _native.kv_block_bytes(kv_type, head_dim, head_dim)
+        kv = _small_numbers(2 * -(-context // 16) * block)  # of two layers
+        seconds, _, flop = _native.attention_rate(
+            self.isa, kv, kv_type, head_dim, group, 1, min(512, context), context, 3
+        )
+        return flop / seconds
+
     def cached(self, kernel: Kernel, rows: int, num_bytes: int) -> float:
         """Operations a second with a weight of so many bytes."""
         n = max(32, num_bytes // _native.packed_bytes(kernel.format, 32, WIDTH) * 32)
@@ -74,3 +89,11 @@ class Speeds:
 
     def _seconds(self, kernel: Kernel, rows: int, n: int, copies: int, repeat: int) -> float:
         return _native.product_seconds(self._pool, self.isa, self._memory, *kernel, rows, n, WIDTH, copies, repeat)
+
+
+def _small_numbers(num_bytes: int) -> _native.Memory:
+    """Neither NaN nor subnormal in any format."""
+    memory = _native.Memory(num_bytes, huge_pages=True)
+    numbers = memory.view(0, num_bytes).view(np.uint16)
+    numbers[:] = 0x2C40 + np.arange(len(numbers), dtype=np.uint32) % 63
+    return memory

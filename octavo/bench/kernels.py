@@ -6,33 +6,67 @@ its arithmetic at the rate of the instructions that its kernel is made of, both 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from octavo.backends.speeds import KERNELS, WIDTH, Speeds
+from octavo.backends.speeds import KERNELS, WIDTH, Kernel, Speeds
 from octavo.bench.report import Result, cpu_name, result
 from octavo.config import EngineConfig
 
 ROWS = {1: 2**28, 4: 2**28, 16: 2**26, 64: 2**26, 512: 2**23}
 """Of the activations, and bytes of weights that are taken in turn: more than a cache holds where they bound the time."""
 
+ATTENTION = [(kv, head_dim, group) for kv in ("bf16", "i8") for head_dim, group in ((64, 3), (64, 8), (128, 4))]
+"""KV type, head size, query heads of a KV head."""
+CONTEXTS = (512, 4096)
+
 
 def measure(config: EngineConfig, repeat: int) -> Iterator[Result]:
-    """One thread, then all of them."""
-    everything = Speeds(config.isa, config.num_threads)
-    for speeds in (Speeds(config.isa, 1), everything) if everything.num_threads > 1 else (everything,):
-        for kernel in KERNELS:
-            ceiling = speeds.bandwidth(), speeds.peak(kernel)
-            found = [speeds.of(kernel, rows, size, ceiling, repeat) for rows, size in ROWS.items()]
-            yield result(
-                f"{kernel.format} x {kernel.act}, {speeds.num_threads} thread{'s' * (speeds.num_threads > 1)}",
-                f"products of {', '.join(map(str, ROWS))} rows with matrices of {WIDTH} x {WIDTH}",
-                "% of the ceiling",
-                [round(100 * speed.share, 1) for speed in found],
-                bits=round(kernel.bits, 3),
-                gb_s=[round(speed.gb_s, 1) for speed in found],
-                gop_s=[round(speed.gop_s, 1) for speed in found],
-                bandwidth_gb_s=round(ceiling[0] / 1e9, 1),
-                peak_gop_s=round(ceiling[1] / 1e9, 1),
-                cpu=cpu_name(),
-                isa=speeds.isa,
-            )
+    """Products on one thread, then on all of them; attention on one."""
+    everything, alone = Speeds(config.isa, config.num_threads), Speeds(config.isa, 1)
+    threads = (alone, everything) if everything.num_threads > 1 else (everything,)
+    for speeds, kernel in _shown([(speeds, kernel) for speeds in threads for kernel in KERNELS]):
+        ceiling = speeds.bandwidth(), speeds.peak(kernel)
+        found = [speeds.of(kernel, rows, size, ceiling, repeat) for rows, size in ROWS.items()]
+        yield result(
+            f"{kernel.format} x {kernel.act}, {speeds.num_threads} thread{'s' * (speeds.num_threads > 1)}",
+            f"products of {', '.join(map(str, ROWS))} rows with matrices of {WIDTH} x {WIDTH}",
+            "% of the ceiling",
+            [round(100 * speed.share, 1) for speed in found],
+            bits=round(kernel.bits, 3),
+            gb_s=[round(speed.gb_s, 1) for speed in found],
+            gop_s=[round(speed.gop_s, 1) for speed in found],
+            bandwidth_gb_s=round(ceiling[0] / 1e9, 1),
+            peak_gop_s=round(ceiling[1] / 1e9, 1),
+            cpu=cpu_name(),
+            isa=speeds.isa,
+        )
+    yield from _attention(alone)
+
+
+def _attention(speeds: Speeds) -> Iterator[Result]:
+    """Decoding as a share of a streaming read; prefill of the float or bf16 instructions' rate."""
+    peak = speeds.peak(Kernel("bf16", "bf16"))
+    for kv, head_dim, group in ATTENTION:
+        bandwidth = speeds.bandwidth()
+        decode = [speeds.decode_attention(kv, head_dim, group, context) for context in CONTEXTS]
+        prefill = [speeds.prefill_attention(kv, head_dim, group, context) for context in CONTEXTS]
+        yield result(
+            f"attention over {kv}, head {head_dim}, group {group}, 1 thread",
+            f"one token of many sequences, then 512 of one, at contexts of {' and '.join(map(str, CONTEXTS))}",
+            "% of the ceiling",
+            [round(100 * rate / bandwidth, 1) for rate in decode]
+            + [round(100 * rate / peak, 1) if peak else 0.0 for rate in prefill],
+            gb_s=[round(rate / 1e9, 1) for rate in decode],
+            gflop_s=[round(rate / 1e9, 1) for rate in prefill],
+            bandwidth_gb_s=round(bandwidth / 1e9, 1),
+            peak_gflop_s=round(peak / 1e9, 1),
+        )
+
+
+def _shown(work: list[tuple[Speeds, Kernel]]) -> Iterable[tuple[Speeds, Kernel]]:
+    """With a progress bar where somebody looks on."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(work, "kernels", console=console, transient=True, disable=not console.is_terminal)

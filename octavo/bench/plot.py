@@ -26,10 +26,12 @@ def draw(path: Path, title: str, results: Sequence[Result]) -> None:
     """A panel a result, for their units differ: bars of the runs and a line at the median."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(2.6 * len(results) + 1, 3.6), layout="constrained")
+    columns = min(len(results), 8)
+    lines = -(-len(results) // columns)
+    figure = Figure(figsize=(2.6 * columns + 1, 3.2 * lines + 0.4), layout="constrained")
     figure.suptitle(f"octavo bench · {title}")
     for index, r in enumerate(results):
-        axes = figure.add_subplot(1, len(results), index + 1)
+        axes = figure.add_subplot(lines, columns, index + 1)
         axes.bar(range(1, len(r.runs) + 1), r.runs, color="#4c78a8")
         axes.axhline(r.median, color="#e45756", linewidth=1)
         axes.set_title(f"{r.name}\n{r.median:,.4g} {r.unit}", fontsize=9)
