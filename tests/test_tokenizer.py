@@ -304,3 +304,12 @@ def test_ids_may_come_from_numpy(data: Path) -> None:
     tokenizer = load(data / "tokenizers" / SMOLLM2)
     ids = tokenizer.encode("Hello world")
     assert tokenizer.decode(np.array(ids)) == Detokenizer(tokenizer).push(np.array(ids)) == "Hello world"
+
+
+def test_the_first_that_spells_a_special_token_is_known(data: Path) -> None:
+    tokenizer = load_tokenizer(data / "arch/llama")
+    spelled = next(text for i in sorted(tokenizer.special_ids) if (text := tokenizer.id_to_token(i)))
+    assert not tokenizer.copies_for(b'{"prompt": "a"}')
+    assert tokenizer.copies_for(spelled.encode()) and tokenizer.copies_for(rb"\u003c")
+    tokenizer.encode(tokenizer.guarded(spelled))
+    assert not tokenizer.copies_for(spelled.encode())

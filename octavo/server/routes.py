@@ -59,7 +59,7 @@ MAX_IGNORED = 2000
 
 LONG_BODY = 2**16
 """Bytes from which on a body is read and tokenised beside the event loop, which stays free: 64 KiB take 10 ms. So are
-those with DRY: its sequence breakers are looked for in every token once."""
+those with DRY: its sequence breakers are looked for in every token once. And the first that spells a special token."""
 
 
 async def generate(service: Service, http: Request, answer_of: AnswerOf) -> Response:
@@ -88,7 +88,8 @@ async def prepared(service: Service, http: Request, prepare: Callable[[Service, 
     if service.trouble is not None:
         raise ApiError(503, service.trouble, code="not_ready", retry_after=1)
     body = await read_body(http)
-    if len(body) > LONG_BODY or b"dry_multiplier" in body:
+    copies = service.tokenizer is not None and service.tokenizer.copies_for(body)
+    if copies or len(body) > LONG_BODY or b"dry_multiplier" in body:
         return await asyncio.to_thread(prepare, service, body, call_of(http))
     return prepare(service, body, call_of(http))
 

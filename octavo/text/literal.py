@@ -42,6 +42,14 @@ class Guarded:
         self._copy: tokenizers.Tokenizer | None = None  # made when first needed: a vocabulary is written and read again
         self._meant: dict[int, int] = {}  # id in the copy -> id
 
+    @property
+    def made(self) -> bool:
+        """Whether the copy is there, which the first `encode` makes."""
+        return self._copy is not None
+
+    def spelled(self, body: bytes) -> bool:
+        return any(text.encode() in body for text in self._ids if text)
+
     def guard(self, text: str) -> str:
         return self._special.sub(lambda found: _with_guard(found.group()), text)
 
