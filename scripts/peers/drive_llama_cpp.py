@@ -1,7 +1,7 @@
 """llama.cpp: its library through llama-cpp-python's declarations, its own server.
 
 Sequences are decoded together as its batched-bench does: prompts in logical batches, then a token of each a step.
-Settings, which were tried by the CPU time that they take:
+Settings, by what its kernels do; not yet compared with others on a quiet machine:
 * flash attention is on: its CPU kernel reads the keys once, and without it scores of all sequences are stored;
 * each sequence has a KV buffer of its own (kv_unified off): in a unified one every token attends over the cells of all
   the others, behind a mask;

@@ -22,17 +22,13 @@ def load(w: Workload) -> tuple[Run, dict[str, Any]]:
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size, scheduler.max_num_seqs = 4, max(1, w.num_prompts)
     scheduler.max_num_batched_tokens, scheduler.enable_prefix_caching = 512, False
-    options = {
-        "scheduler_config": scheduler,
-        "INFERENCE_NUM_THREADS": w.threads,
-        "PERFORMANCE_HINT": "THROUGHPUT" if w.num_prompts > 1 else "LATENCY",
-    }
+    options = {"INFERENCE_NUM_THREADS": w.threads, "PERFORMANCE_HINT": "THROUGHPUT" if w.num_prompts > 1 else "LATENCY"}
     if w.kv_dtype == "int8":
         options["KV_CACHE_PRECISION"] = "u8"
-    pipeline = genai.LLMPipeline(w.model, "CPU", **options)
+    pipeline = genai.ContinuousBatchingPipeline(w.model, scheduler, "CPU", options)
 
     def run(number: int) -> float:
-        prompts = openvino.Tensor(np.array(w.prompts(number), np.int64))
+        prompts = [openvino.Tensor(np.array([prompt], np.int64)) for prompt in w.prompts(number)]
         count = 1 if w.kind == "prefill" else w.output_len
         config = genai.GenerationConfig(max_new_tokens=count, min_new_tokens=count, ignore_eos=True, do_sample=False)
         config.apply_chat_template = False
@@ -43,11 +39,10 @@ def load(w: Workload) -> tuple[Run, dict[str, Any]]:
             return genai.StreamingStatus.RUNNING
 
         began = time.perf_counter()
-        result = (
-            pipeline.generate(prompts, config, streamed) if w.kind == "stream" else pipeline.generate(prompts, config)
-        )
+        follow = [streamed] if w.kind == "stream" else []
+        results = pipeline.generate(prompts, [config] * len(prompts), *follow)
         seconds = time.perf_counter() - began
-        if any(len(tokens) != count for tokens in result.tokens):
+        if any(len(result.m_generation_ids[0]) != count for result in results):
             raise RuntimeError("tokens are missing")
         if w.kind == "stream":
             return (len(moments) - 1) / (moments[-1] - moments[0])
