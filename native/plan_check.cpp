@@ -14,6 +14,7 @@ namespace {
 // Products of sizes up to these stay far from where integers wrap.
 constexpr int kMaxTimes = 1024;       // rows of a value per row of the step: experts of a token, or heads
 constexpr int kMaxHeads = 4096;       // also layers of a KV group, and adapters
+constexpr int kMaxWindow = 1 << 30;   // a position and a window have a sum
 constexpr int kMaxSize = (1 << 26);   // columns, features, tokens of a step, vocabulary
 constexpr int kMaxParts = (1 << 18);  // weights of one node
 
@@ -214,7 +215,8 @@ class NodeCheck {
     need(node_.out.cols == cols, "output has the wrong size");
     need(y.act == Act::F32 || cols / g.kv_heads % 32 == 0, "a rounded output needs heads in groups of 32 columns");
     need(node_.scale > 0, "scale must be positive");
-    need(node_.window >= 0 && node_.softcap >= 0, "window and softcap must not be negative");
+    need(node_.window >= 0 && node_.window <= kMaxWindow && node_.softcap >= 0,
+         "window and softcap must not be negative, window not above " + std::to_string(kMaxWindow));
     need(node_.slopes.empty() || node_.slopes.size() == static_cast<size_t>(node_.heads), "a slope per head is needed");
     if (node_.vector >= 0) vector(node_.heads);
   }
