@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,16 +35,18 @@ def is_stale(info: os.stat_result) -> bool:
     return info.st_mtime < time.time() - STALE_SECONDS
 
 
-def remove_oldest(files: Sequence[StoredFile], most_bytes: int) -> list[StoredFile]:
-    """Remove the least recently used until the others have `most_bytes` at most. Returns what was removed.
-
-    A file that another process removed is counted as removed. Raises OSError where a file cannot be removed.
-    """
-    total, removed = sum(file.num_bytes for file in files), []
+def oldest(files: Sequence[StoredFile], most_bytes: int) -> list[StoredFile]:
+    """The least recently used, as many as have to go for the others to have `most_bytes` at most."""
+    total, found = sum(file.num_bytes for file in files), []
     for file in sorted(files):
         if total <= most_bytes:
             break
-        Path(file.path).unlink(missing_ok=True)
         total -= file.num_bytes
-        removed.append(file)
-    return removed
+        found.append(file)
+    return found
+
+
+def remove(files: Iterable[StoredFile]) -> None:
+    """It is no error where another process removed one. Raises OSError where one cannot be removed."""
+    for file in files:
+        Path(file.path).unlink(missing_ok=True)

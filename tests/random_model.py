@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from octavo.weights.formats import f32_to_bf16
+from octavo.weights.mapped import FileIdentity
 from octavo.weights.spec import CheckpointError, SourceTensor, TensorInfo
 
 F32 = NDArray[np.float32]
@@ -60,7 +61,7 @@ class InMemory:
     def release(self, name: str) -> None:
         assert name in self.tensors
 
-    def files(self) -> list[str]:
+    def files(self) -> list[FileIdentity]:
         return []
 
 

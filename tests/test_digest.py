@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ from octavo.engine import space
 from octavo.models import build_graph
 from octavo.weights import digest
 from octavo.weights.checkpoint import open_checkpoint
-from octavo.weights.digest import FileChanged, FileIdentity, WeightsDigest, weights_digest
+from octavo.weights.digest import FileChanged, WeightsDigest, weights_digest
+from octavo.weights.mapped import FileIdentity
 from octavo.weights.spec import Checkpoint
 
 
@@ -63,6 +66,48 @@ def test_what_is_known_is_not_read(data: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(digest, "_digest", lambda file: pytest.fail("read again"))
     again = WeightsDigest(checkpoint, memory=tmp_path / "digests.json")
     assert again.known() == again.take() == taken
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("remembered", [False, True])
+def test_a_digest_is_of_what_was_mapped(data: Path, tmp_path: Path, replaced: bool, remembered: bool) -> None:
+    """Not of what was written into the file since, which the mapping then shows, nor of what is in its place."""
+    path, memory = tmp_path / "model.gguf", tmp_path / "digests.json"
+    content = (data / "gguf" / "tiny-llama-q4_1.gguf").read_bytes()
+    path.write_bytes(content)
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    if remembered:
+        WeightsDigest(open_checkpoint(path), memory=memory).take()
+    checkpoint = open_checkpoint(path)
+    target = tmp_path / "other" if replaced else path
+    target.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(target, ns=times)  # as some tools do that copy
+    if replaced:
+        os.replace(target, path)
+    digest = WeightsDigest(checkpoint, memory=memory)
+    for _ in range(2):
+        with pytest.raises(FileChanged, match="is not the file that was loaded"):
+            digest.take()
+    changed = WeightsDigest(open_checkpoint(path), memory=memory)
+    assert changed.known() is None and changed.take() != digest.known()
+
+
+def test_threads_remember_beside_each_other(tmp_path: Path) -> None:
+    """Each in a file of its own, which is there before it is renamed."""
+    names: list[str] = []
+    meet = threading.Barrier(2)
+    replace = os.replace
+
+    def wait(scratch: Path, memory: Path) -> None:
+        names.append(scratch.name)
+        meet.wait(30)
+        replace(scratch, memory)
+
+    files = [write(tmp_path / name, name.encode()) for name in "ab"]
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setattr(os, "replace", wait)
+        list(pool.map(lambda file: weights_digest([file], tmp_path / "digests.json"), files))
+    assert len(set(names)) == 2 and {path.name for path in tmp_path.iterdir()} == {"a", "b", "digests.json"}
 
 
 def test_nothing_to_remember_in(tmp_path: Path) -> None:

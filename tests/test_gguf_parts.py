@@ -15,7 +15,6 @@ from octavo.backends.reference import ReferenceBackend, forward_logits
 from octavo.models import build_graph
 from octavo.text.tokenizer import load_tokenizer
 from octavo.weights.checkpoint import open_checkpoint
-from octavo.weights.digest import weight_files
 from octavo.weights.locate import locate
 from octavo.weights.spec import CheckpointError
 
@@ -54,7 +53,7 @@ def test_any_part_is_the_whole_model(data: Path, parts: Path) -> None:
         logits.append(forward_logits(graph, ReferenceBackend().pack(graph, checkpoint), ids))
         np.testing.assert_array_equal(logits[-1], logits[0])
     checkpoint = open_checkpoint(parts / PARTS[1])
-    assert [Path(file.path).name for file in weight_files(checkpoint)] == PARTS
+    assert [Path(file.path).name for file in checkpoint.files()] == PARTS
     assert {Path(checkpoint.info(name).file).name for name in checkpoint.names()} == set(PARTS)
     assert load_tokenizer(parts / PARTS[1]).encode("ab") == load_tokenizer(parts / PARTS[0]).encode("ab")
     assert locate(str(parts)) == parts / PARTS[0]

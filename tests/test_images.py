@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import resource
 import struct
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from octavo.backends import cpu_weights
 from octavo.weights import image_file, images
 from octavo.weights.image_file import Damaged, ImageId
 from octavo.weights.images import ImageStore, NoRoom, stored_images
+from octavo.weights.mapped import MappedFile
 
 ONE, TWO = ImageId(bytes(range(16)), bytes(16)), ImageId(bytes(16), bytes(range(16)))
 SIZE = 1500
@@ -132,6 +136,94 @@ def test_what_an_older_version_packed_goes_first(tmp_path: Path, small: None) ->
     write(store, recent := ONE._replace(packing=bytes([8] * 16)))
     write(store)
     assert [each in store for each in (old, other, recent, ONE)] == [False, True, True, True]
+
+
+def test_no_more_goes_than_has_to(tmp_path: Path, small: None) -> None:
+    """What an older version packed makes room first, and may be enough."""
+    outdated = [ONE._replace(packing=bytes([i] * 16)) for i in (1, 2)]
+    others = [ImageId(bytes([i] * 16), bytes(16)) for i in (3, 4)]
+    size = image_file.file_bytes("a model", SIZE)
+    store = ImageStore(tmp_path, 4 * size)
+    for i, each in enumerate([*others, *outdated]):
+        write(store, each)
+        os.utime(tmp_path / each.name, ns=(10**18 + i, 10**18 + i))
+    write(store)
+    assert [each in store for each in [*outdated, *others, ONE]] == [False, False, True, True, True]
+
+
+def test_nothing_goes_where_it_would_not_help(tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk on which there is no room even without what would be removed; and one where there is with it."""
+    old, other = ONE._replace(packing=bytes([7] * 16)), ImageId(bytes([9] * 16), ONE.packing)
+    size = image_file.file_bytes("a model", SIZE)
+    store = ImageStore(tmp_path, 2 * size)
+    for each in (old, other):
+        write(store, each)
+        os.utime(tmp_path / each.name, ns=(10**18, 10**18))
+    disk = SimpleNamespace(total=20 * size, free=size - 1)
+    monkeypatch.setattr(images.shutil, "disk_usage", lambda path: disk)
+    with pytest.raises(NoRoom, match="would leave too little"):
+        write(store)
+    assert old in store and other in store
+    disk.free = size
+    write(store)
+    assert old not in store and other in store and ONE in store
+
+
+def test_what_cannot_be_read_stops_nothing(tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder, a pipe and a link that have the names of images, and a file of another user."""
+    names = [ImageId(bytes([i] * 16), bytes(16)).name for i in range(1, 5)]
+    (tmp_path / names[0]).mkdir()
+    os.mkfifo(tmp_path / names[1])
+    (tmp_path / names[2]).symlink_to("nowhere")
+    (tmp_path / names[3]).write_text("not ours")
+    read_name = images.model_of
+
+    def model_of(path: Path) -> str:
+        if path.name == names[3]:
+            raise PermissionError(path)
+        return read_name(path)
+
+    monkeypatch.setattr(images, "model_of", model_of)
+    store = ImageStore(tmp_path, 10**6)
+    write(store, TWO)
+    assert [image.model for image in stored_images(tmp_path)] == ["a model"]
+    assert {path.name for path in tmp_path.iterdir()} == {*names, TWO.name}
+
+
+def test_a_thread_that_fails_has_checked_nothing(tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it fails of: what it has taken, nobody else looks at."""
+    store = ImageStore(tmp_path, 10**6)
+    write(store)
+    file = store.open(ONE, SIZE)
+    assert file is not None
+    digest = image_file.xxhash.xxh3_128_digest
+    failed = threading.Event()
+
+    def fail(chunk: memoryview) -> bytes:
+        if threading.current_thread() is threading.main_thread():
+            failed.wait(30)  # so that the other has one
+            return digest(chunk)
+        failed.set()
+        raise MemoryError
+
+    monkeypatch.setattr(image_file.xxhash, "xxh3_128_digest", fail)
+    with file, pytest.raises(MemoryError):
+        file.check(image(), 2)
+
+
+def test_pages_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+    """As on a disk that fails: to touch them would end the process."""
+    write(ImageStore(tmp_path, 10**8))
+    store = ImageStore(tmp_path, 10**8)
+    file = store.open(ONE, SIZE)
+    assert file is not None
+    with file:
+        mapped = MappedFile(tmp_path / ONE.name).data[file.start :]
+        file.check(mapped, 2)
+        os.truncate(tmp_path / ONE.name, file.start)
+        with pytest.raises(OSError, match="cannot be read"):
+            file.check(mapped, 2)
+        assert not cpu_weights.in_huge_pages(mapped)
 
 
 def test_foreign_files_are_left_alone(tmp_path: Path, small: None) -> None:

@@ -190,6 +190,49 @@ def test_changed_content_is_packed_anew(data: Path, tmp_path: Path, home: Path) 
     assert (changed.loaded.weights.image != first.loaded.weights.image).any()
 
 
+def test_what_changes_while_it_is_packed_is_not_kept(
+    data: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The digest of what the file held is known, and its packed weights are not there."""
+    model = tmp_path / "model.gguf"
+    content = (data / GGUF).read_bytes()
+    model.write_bytes(content)
+    first = start(model)
+    written(home / "weights")[0].unlink()
+    first.close()
+    pack = CpuBackend.pack
+
+    def changed(*args: Any) -> Any:
+        with model.open("r+b") as file:
+            file.seek(-100, os.SEEK_END)
+            file.write(bytes([content[-100] ^ 1]))
+        return pack(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CpuBackend, "pack", changed)
+        engine = start(model)
+    assert engine.loaded.packed is not None and engine.loaded.packed._thread is not None
+    engine.loaded.packed._thread.join(60)
+    assert not list((home / "weights").iterdir())
+    assert "model.gguf is not the file that was loaded" in capfd.readouterr().err
+    again = start(model)
+    written(home / "weights")
+    assert_same(again, start(model))
+
+
+@pytest.mark.parametrize("huge", [False, True])
+def test_where_files_have_no_huge_pages_they_are_read(
+    data: Path, home: Path, monkeypatch: pytest.MonkeyPatch, huge: bool
+) -> None:
+    monkeypatch.setattr(cpu_weights, "in_huge_pages", lambda mapped: huge)
+    first = start(data / GGUF)
+    written(home / "weights")
+    second = start(data / GGUF)
+    assert second.loaded.packed is not None
+    assert second.loaded.packed.mapped_bytes == (second.loaded.weights.num_bytes if huge else 0)
+    assert_same(first, second)
+
+
 def test_damaged_images_are_packed_anew(data: Path, home: Path) -> None:
     first = start(data / GGUF)
     (image,) = written(home / "weights")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.formats import dequantise
 from octavo.weights.formats.codes import FP4, NF4
+from octavo.weights.mapped import FileIdentity
 from octavo.weights.spec import ORDER, Checkpoint, CheckpointError
 from tests import quant_writers as w
 from tests.quant_writers import Raw, Written, compressed, group, save_module
@@ -168,7 +169,7 @@ def test_values_are_those_of_the_definition(tmp_path: Path, name: str) -> None:
     for start, stop in ((0, 1), (5, 22), (23, len(want))):
         np.testing.assert_array_equal(values(checkpoint, "m.weight", start, stop), got[start:stop])
     checkpoint.release("m.weight")
-    assert {Path(file).name for file in checkpoint.files()} == {"config.json", "model.safetensors"}
+    assert {Path(file.path).name for file in checkpoint.files()} == {"config.json", "model.safetensors"}
 
 
 def test_the_order_of_columns_is_a_tensor(tmp_path: Path) -> None:
@@ -256,7 +257,7 @@ def test_side_files_from_before_quantization_config(tmp_path: Path) -> None:
     (folder / "quantize_config.json").write_text('{"bits": 4, "group_size": 64, "desc_act": false}')
     checkpoint = open_checkpoint(folder)
     assert checkpoint.info("m.weight").source == "Q4_0"
-    assert str(folder / "quantize_config.json") in checkpoint.files()
+    assert FileIdentity.of(folder / "quantize_config.json") in checkpoint.files()
 
 
 def test_unknown_keys_are_told(tmp_path: Path) -> None:

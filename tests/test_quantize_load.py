@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from octavo.config import ConfigError, EngineConfig
 from octavo.engine.load import load
 from octavo.graph.ir import Graph
 from octavo.models import build_graph
+from octavo.quantize import at_load
 from octavo.quantize.at_load import identity, quantised
 from octavo.quantize.roles import Role, roles
 from octavo.weights.checkpoint import open_checkpoint
@@ -103,6 +105,18 @@ def test_what_is_kept_on_disk_is_of_one_rounding(data: Path, tmp_path: Path) -> 
     taken = [WeightsDigest(checkpoint, rounding, tmp_path / "digests.json").take() for rounding in roundings]
     known = [WeightsDigest(checkpoint, rounding, tmp_path / "digests.json").known() for rounding in roundings]
     assert taken == known and len(set(taken)) == 3
+
+
+def test_whatever_line_changes_how_it_is_rounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = identity("int8")
+    assert identity("int8") == usual
+    for file in Path(at_load.__file__).parent.glob("*.py"):
+        shutil.copy(file, tmp_path)
+    monkeypatch.setattr(at_load, "__file__", str(tmp_path / "at_load.py"))
+    assert identity("int8") == usual
+    with (tmp_path / "grid.py").open("a") as file:
+        file.write("# changed")
+    assert identity("int8") != usual and identity("none") == ""
 
 
 def test_llm_takes_the_option(data: Path) -> None:

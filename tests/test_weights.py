@@ -40,7 +40,7 @@ def test_sharded_directory(data: Path) -> None:
     assert (info.shape, info.source, Path(info.file).name) == ((320, 64), "BF16", "model-00002-of-00002.safetensors")
     assert checkpoint.read("model.norm.weight").data.shape == (1, 64 * 2)  # a vector is one row
     files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-    assert [Path(file).name for file in checkpoint.files()] == files
+    assert [Path(file.path).name for file in checkpoint.files()] == files
 
 
 @pytest.mark.parametrize("name", ["arch/llama", "gguf/tiny-llama-q4_1.gguf", "gguf/tiny-llama-f16_bf16.gguf"])

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from octavo import _native, weights
 from octavo.graph.ir import Graph, WeightPart
 from octavo.graph.plan import align
+from octavo.weights.digest import code_digest
 from octavo.weights.formats import column_factors, dequantise, panel_bytes, to_native
+from octavo.weights.mapped import populate
 from octavo.weights.spec import Checkpoint, CheckpointError
 
 VALUES_AT_ONCE = 2**21
@@ -119,10 +121,14 @@ class WeightLayout:
 
 def in_huge_pages(mapped: NDArray[np.uint8]) -> bool:
     """Whether the kernel has the first page of a mapped file in a huge one: that depends on it and on the file system.
+    Also False where that page cannot be read: reading the file will say so.
 
     A stream from pages of 4 KiB is 2 to 6 % slower (docs/DECISIONS.md).
     """
-    int(mapped[0])
+    try:
+        populate(mapped[:1])
+    except OSError:
+        return False
     first = f"{mapped.ctypes.data:x}-"
     with open("/proc/self/smaps") as lines:
         return any(line.startswith(first) for line in lines) and any(
@@ -132,12 +138,8 @@ def in_huge_pages(mapped: NDArray[np.uint8]) -> bool:
 
 @cache
 def _packer() -> bytes:
-    """Of the code between a checkpoint's files and packed bytes, so that no change of it is forgotten."""
-    files = [Path(_native.__file__), Path(__file__), *sorted(Path(weights.__path__[0]).rglob("*.py"))]
-    digest = hashlib.blake2b(digest_size=16)
-    for file in files:
-        digest.update(hashlib.blake2b(file.read_bytes()).digest())
-    return digest.digest()
+    """Of the code between a checkpoint's files and packed bytes."""
+    return code_digest([Path(_native.__file__), Path(__file__), *sorted(Path(weights.__path__[0]).rglob("*.py"))])
 
 
 def _vector(checkpoint: Checkpoint, part: WeightPart) -> NDArray[np.float32]:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import xxhash
 
 from octavo.cache.prefix import Key
-from octavo.disk import StoredFile, is_stale, private, remove_oldest
+from octavo.disk import StoredFile, is_stale, oldest, private, remove
 
 MAGIC = b"OctavoKV"
 VERSION = 1
@@ -211,7 +211,8 @@ class BlockStore:
         seen_ns = self._folder.stat().st_mtime_ns
         files = list(stored_blocks(self._root))
         total = sum(file.num_bytes for file in files)
-        removed = remove_oldest(files, int(LOW_WATER * self._max_bytes)) if total > self._max_bytes else []
+        removed = oldest(files, int(LOW_WATER * self._max_bytes)) if total > self._max_bytes else []
+        remove(removed)
         total -= sum(file.num_bytes for file in removed)
         paths = (Path(file.path) for file in set(files) - set(removed))
         names = {path.name for path in paths if path.parent == self._folder}

@@ -27,7 +27,7 @@ def cache(
     Example: octavo cache list, or octavo cache clear --disk-cache ~/.cache/octavo/kv
     """
     from octavo.cache.store import stored_blocks
-    from octavo.disk import StoredFile, remove_oldest
+    from octavo.disk import StoredFile, remove
     from octavo.engine.memory import format_bytes
     from octavo.engine.packed import weights_directory
     from octavo.weights.images import stored_images
@@ -38,7 +38,7 @@ def cache(
     def told(what: str, directory: Path, files: Iterable[StoredFile]) -> None:
         files = list(files)
         if action == "clear":
-            remove_oldest(files, 0)
+            remove(files)
         verb = "removed from" if action == "clear" else "in"
         print(f"{len(files)} {what} {verb} {directory}, {format_bytes(sum(file.num_bytes for file in files))}")
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 
 from octavo.graph.ir import Graph
 from octavo.quantize.blocks import FORMATS
 from octavo.quantize.roles import Role, roles
+from octavo.weights.digest import code_digest
 from octavo.weights.formats import dequantise
+from octavo.weights.mapped import FileIdentity
 from octavo.weights.spec import Checkpoint, CheckpointError, SourceTensor, TensorInfo
 
 FLOATS = ("F32", "F16", "BF16")
@@ -21,13 +24,12 @@ SOURCES = {"int8": "Q8_0", "int4": "Q4_0"}
 _OTHERS = "Q8_0"
 """Of embeddings and the head."""
 
-_VERSION = 1
-"""Raised whenever the same option gives other bytes."""
-
 
 def identity(quantize: str) -> str:
-    """What the bytes of weights depend on beside their files and formats; "" where nothing is quantised at load."""
-    return "" if quantize == "none" else f"{quantize} {_VERSION}"
+    """What the bytes of weights depend on beside their files and formats: the option, and the code of this package. ""
+    where nothing is quantised at load."""
+    code = sorted(Path(__file__).parent.glob("*.py"))
+    return "" if quantize == "none" else f"{quantize} {code_digest(code).hex()}"
 
 
 def quantised(checkpoint: Checkpoint, graph: Graph, quantize: str) -> Checkpoint:
@@ -71,7 +73,7 @@ class _Quantised:
     def names(self) -> Iterable[str]:
         return self._checkpoint.names()
 
-    def files(self) -> list[str]:
+    def files(self) -> list[FileIdentity]:
         return self._checkpoint.files()
 
     def info(self, name: str) -> TensorInfo:

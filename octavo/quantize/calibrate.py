@@ -20,6 +20,7 @@ from octavo.graph import ops
 from octavo.graph.ir import Dim, DType, Graph, Kind, Node, T, Value, WeightPart
 from octavo.quantize.grid import F32
 from octavo.weights.address import Addressed
+from octavo.weights.mapped import FileIdentity
 from octavo.weights.spec import Checkpoint, CheckpointError, SourceTensor, TensorInfo, base_name
 
 _STATES = "states of all tokens"
@@ -152,7 +153,7 @@ class _With:
     def names(self) -> Iterable[str]:
         return self._checkpoint.names()
 
-    def files(self) -> list[str]:
+    def files(self) -> list[FileIdentity]:
         return self._checkpoint.files()
 
     def info(self, name: str) -> TensorInfo:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.weights.formats import dequantise
+from octavo.weights.mapped import FileIdentity
 from octavo.weights.spec import Checkpoint, CheckpointError, SourceTensor, TensorInfo, base_name
 
 Rows = NDArray[np.int64]
@@ -58,7 +59,7 @@ class Addressed:
     def __contains__(self, name: str) -> bool:
         return base_name(name) in self._checkpoint
 
-    def files(self) -> list[str]:
+    def files(self) -> list[FileIdentity]:
         return self._checkpoint.files()
 
     def names(self) -> Iterable[str]:

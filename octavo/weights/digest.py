@@ -6,30 +6,15 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from octavo.disk import cache_home
+from octavo.weights.mapped import FileIdentity
 from octavo.weights.spec import Checkpoint
 
 CHUNK = 2**22
-
-
-class FileIdentity(NamedTuple):
-    """Stays while a file's content does: every way to change one changes its time of modification, or its inode."""
-
-    path: str
-    device: int
-    inode: int
-    size: int
-    modified_ns: int
-
-    @classmethod
-    def of(cls, path: Path) -> FileIdentity:
-        info = path.stat()
-        return cls(str(path.resolve()), info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
 
 
 class FileChanged(OSError):
@@ -37,13 +22,13 @@ class FileChanged(OSError):
 
 
 class WeightsDigest:
-    """Of the files that decide the values of a checkpoint's tensors, as they are when this is made. Thread-safe."""
+    """Of the files that decide the values of a checkpoint's tensors, as they were when it was opened. Thread-safe."""
 
     def __init__(self, checkpoint: Checkpoint, rounding: str = "", memory: Path | None = None) -> None:
         """rounding: how weights are made of what the files hold (`quantize.at_load`); "": they are as the files hold them.
         memory: as of `weights_digest`. Default: one for all models of this user."""
         self._rounding = rounding
-        self._files = weight_files(checkpoint)
+        self._files = checkpoint.files()
         self._memory = memory or cache_home() / "digests.json"
         self._lock = threading.Lock()
         self._digest: bytes | None = None
@@ -57,19 +42,20 @@ class WeightsDigest:
         return self._digest
 
     def take(self) -> bytes:
-        """As `weights_digest`: minutes for the largest models, once."""
+        """As `weights_digest`: minutes for the largest models, once. What was made of the files before is made of this.
+
+        Raises FileChanged, too, where a file was changed or replaced since it was opened, whatever is remembered of it.
+        """
         with self._lock:  # whoever else wants it waits instead of reading the files, too
             if self._digest is None:
                 self._digest = self._with_rounding(weights_digest(self._files, self._memory))
+            for file in self._files:  # a mapped file that is written to changes under its reader
+                if FileIdentity.of(Path(file.path)) != file:
+                    raise FileChanged(f"{file.path} is not the file that was loaded")
             return self._digest
 
     def _with_rounding(self, digest: bytes) -> bytes:
         return hashlib.sha256(digest + self._rounding.encode()).digest() if self._rounding else digest
-
-
-def weight_files(checkpoint: Checkpoint) -> list[FileIdentity]:
-    """The files that decide the values of tensors, as they are now."""
-    return [FileIdentity.of(Path(file)) for file in checkpoint.files()]
 
 
 def weights_digest(files: Sequence[FileIdentity], memory: Path) -> bytes:
@@ -86,6 +72,14 @@ def weights_digest(files: Sequence[FileIdentity], memory: Path) -> bytes:
     return _joined(digests)
 
 
+def code_digest(files: Iterable[Path]) -> bytes:
+    """16 bytes. Of code that decides what is made of weights, so that no change of it is forgotten."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in files:
+        digest.update(hashlib.blake2b(file.read_bytes()).digest())
+    return digest.digest()
+
+
 def _joined(digests: Sequence[str]) -> bytes:
     return hashlib.sha256("".join(digests).encode()).digest()
 
@@ -96,8 +90,8 @@ def _digest(file: FileIdentity) -> str:
         digest = hashlib.sha256()
         while chunk := data.read(CHUNK):
             digest.update(chunk)
-        info = os.fstat(data.fileno())
-    if (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns) != file[1:]:
+        now = FileIdentity.of(path, data.fileno())
+    if now != file:
         raise FileChanged(f"{path} is not the file that was loaded")
     return digest.hexdigest()
 
@@ -116,7 +110,7 @@ def _read(memory: Path) -> dict[str, str]:
 
 
 def _write(memory: Path, digests: dict[str, str]) -> None:
-    scratch = memory.with_name(f".{memory.name}.{os.getpid()}")
+    scratch = memory.with_name(f".{memory.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
         scratch.write_text(json.dumps(digests, indent=1))

@@ -16,6 +16,7 @@ from octavo.weights.gguf_config import TABLES, GgufConfig
 from octavo.weights.gguf_names import Family
 from octavo.weights.gguf_parts import read_model
 from octavo.weights.hf_config import ModelConfig
+from octavo.weights.mapped import FileIdentity
 from octavo.weights.spec import CheckpointError, SourceTensor, TensorInfo
 
 
@@ -74,9 +75,10 @@ class GgufCheckpoint:
         tensor = self._gguf.tensors[self._gguf_name(name)]
         tensor.file.release(tensor.start, tensor.stop)
 
-    def files(self) -> list[str]:
-        tensors = {str(tensor.file.path) for tensor in self._gguf.tensors.values()}
-        return sorted(tensors | {str(self._gguf.file.path)})  # whose metadata says how rows are ordered
+    def files(self) -> list[FileIdentity]:
+        files = {str(tensor.file.path): tensor.file.identity for tensor in self._gguf.tensors.values()}
+        files[str(self._gguf.file.path)] = self._gguf.file.identity  # whose metadata says how rows are ordered
+        return [files[path] for path in sorted(files)]
 
     def _bytes(self, gguf_name: str) -> U8:
         tensor = self._gguf.tensors[gguf_name]

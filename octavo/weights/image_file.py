@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import os
 import struct
-import threading
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+
+from octavo.weights.mapped import populate
 
 MAGIC = b"OctavoWt"
 VERSION = 1
@@ -95,8 +98,9 @@ class ImageFile:
         self._check(out, num_threads, progress, self._read_chunk)
 
     def check(self, mapped: NDArray[np.uint8], num_threads: int, progress: Progress | None = None) -> None:
-        """Whether memory to which the image is mapped, from `start` on, holds what was written. Raises Damaged."""
-        self._check(mapped, num_threads, progress, lambda index, chunk: None)
+        """Whether memory to which the image is mapped, from `start` on, holds what was written. Raises Damaged,
+        and OSError where it cannot be read."""
+        self._check(mapped, num_threads, progress, lambda index, chunk: populate(np.frombuffer(chunk, np.uint8)))
 
     def _check(
         self,
@@ -106,7 +110,6 @@ class ImageFile:
         before: Callable[[int, memoryview], None],
     ) -> None:
         indices = iter(range(_num_chunks(len(data))))  # from which the threads take in turn
-        failed: list[Exception] = []
 
         def work(progress: Progress | None = None) -> None:
             try:
@@ -116,21 +119,16 @@ class ImageFile:
                     expected = self._checksums[_CHECKSUM_BYTES * index : _CHECKSUM_BYTES * (index + 1)]
                     if xxhash.xxh3_128_digest(chunk) != expected:
                         raise Damaged
-                    if failed:
-                        return
                     if progress:
                         progress(CHUNK * index + len(chunk), len(data))
-            except (OSError, Damaged) as error:
-                failed.append(error)
+            finally:  # also where this one failed: nothing is left for the others
+                deque(indices, 0)
 
-        threads = [threading.Thread(target=work, name="octavo-weights") for _ in range(num_threads - 1)]
-        for thread in threads:
-            thread.start()
-        work(progress)
-        for thread in threads:
-            thread.join()
-        if failed:
-            raise failed[0]
+        with ThreadPoolExecutor(num_threads, "octavo-weights") as pool:  # which waits for all of them
+            others = [pool.submit(work) for _ in range(num_threads - 1)]
+            work(progress)
+        for other in others:
+            other.result()
 
     def _read_chunk(self, index: int, chunk: memoryview) -> None:
         if os.preadv(self.descriptor, [chunk], self.start + CHUNK * index) != len(chunk):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.disk import StoredFile, is_stale, private, remove_oldest
+from octavo.disk import StoredFile, is_stale, oldest, private, remove
 from octavo.weights.image_file import Damaged, ImageFile, ImageId, Stopped, file_bytes, model_of, write_image
 
 KEPT_FREE = 0.05
@@ -79,7 +80,7 @@ class ImageStore:
     def write(self, image: ImageId, model: str, data: NDArray[np.uint8], stopped: Callable[[], bool]) -> None:
         """Store an image, unless it is there. The least recently used ones make room. When `stopped`, nothing is stored.
 
-        Raises OSError where the directory cannot be used, NoRoom where there is no room on the disk.
+        Raises OSError where the directory cannot be used, NoRoom where there is no room on the disk: then none is removed.
         """
         num_bytes = file_bytes(model, len(data))
         if image in self or not self.has_room(model, len(data)):
@@ -87,11 +88,13 @@ class ImageStore:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         outdated = time.time_ns() - OUTDATED_SECONDS * 10**9
         others = [each.file for each in stored_images(self.directory)]
-        remove_oldest([f for f in others if _is_of(f, image.weights) and f.used_ns < outdated], 0)
-        remove_oldest(others, self._max_bytes - num_bytes)
+        leaving = [file for file in others if _is_of(file, image.weights) and file.used_ns < outdated]
+        leaving += oldest([file for file in others if file not in leaving], self._max_bytes - num_bytes)
         disk = shutil.disk_usage(self.directory)
-        if disk.free - num_bytes < KEPT_FREE * disk.total:
-            raise NoRoom(f"{self.directory}: {num_bytes} bytes would leave too little of {disk.free} that are free")
+        free = disk.free + sum(file.num_bytes for file in leaving)
+        if free - num_bytes < KEPT_FREE * disk.total:
+            raise NoRoom(f"{self.directory}: {num_bytes} bytes would leave too little of {free} that are free")
+        remove(leaving)
         scratch = self.directory / f".{image.name}.{os.getpid()}.{threading.get_ident()}"
         try:
             with open(scratch, "xb", buffering=0, opener=private) as file:
@@ -109,12 +112,14 @@ class ImageStore:
 
 
 def stored_images(directory: Path) -> list[Image]:
-    """What is there, the last used first; what else the user keeps there is not looked at. Removes what processes that
-    are gone have left unfinished. Raises OSError."""
+    """What is there and can be read, the last used first; what else the user keeps there is not looked at. Removes what
+    processes that are gone have left unfinished. Raises OSError where the directory cannot be read."""
     found = []
     for entry in os.scandir(directory) if directory.is_dir() else ():
-        with suppress(FileNotFoundError):  # another process removed it
+        with suppress(OSError):  # another process removed it, or it belongs to another user
             info = entry.stat(follow_symlinks=False)
+            if not stat.S_ISREG(info.st_mode):
+                continue
             if _NAME.fullmatch(entry.name):
                 file = StoredFile(info.st_mtime_ns, info.st_size, entry.path)
                 found.append(Image(model_of(Path(entry.path)), file))

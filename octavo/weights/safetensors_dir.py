@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from octavo.weights.end_tokens import end_tokens_of_directory
 from octavo.weights.formats import BLOCKS
 from octavo.weights.hf_config import ModelConfig, read_json, read_json_if_present
+from octavo.weights.mapped import FileIdentity
 from octavo.weights.quant.matrix import Matrix
 from octavo.weights.quant.method import find_quantised
 from octavo.weights.safetensors_file import Entry, Tensors
@@ -34,14 +35,14 @@ class SafetensorsDir:
         self.generation["eos_token_id"] = sorted(end_tokens_of_directory(path))
         self.notices: list[str] = []
         self._tensors = Tensors(path)
-        self._files = {str(entry.file.path) for entry in self._tensors.entries.values()}
+        self._files = {str(entry.file.path): entry.file.identity for entry in self._tensors.entries.values()}
         self._matrices: dict[str, Matrix] = {}
         unlisted: set[str] = set()
         if (quantised := find_quantised(path, self.config, self._tensors)) is not None:
             found, described = quantised
             self._matrices, self.notices = found.matrices, found.notices
             unlisted = found.idle.union(*(matrix.parts for matrix in found.matrices.values()))
-            self._files.add(str(described))
+            self._files[str(described)] = FileIdentity.of(described)
         self._names = [name for name in self._tensors.entries if name not in unlisted] + list(self._matrices)
 
     def __contains__(self, name: str) -> bool:
@@ -77,8 +78,8 @@ class SafetensorsDir:
         if self._order(name) is None:
             self._tensors.release(self._matrices[name].parts if name in self._matrices else [name])
 
-    def files(self) -> list[str]:
-        return sorted(self._files)
+    def files(self) -> list[FileIdentity]:
+        return [self._files[path] for path in sorted(self._files)]
 
     def _order(self, name: str) -> NDArray[np.int32] | None:
         matrix = self._matrices.get(name.removesuffix(ORDER)) if name.endswith(ORDER) else None

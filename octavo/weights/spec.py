@@ -12,6 +12,8 @@ if TYPE_CHECKING:  # what knows a checkpoint by its errors alone does without
     import numpy as np
     from numpy.typing import NDArray
 
+    from octavo.weights.mapped import FileIdentity
+
 
 class CheckpointError(ValueError):
     """The files cannot be served. One line: what is wrong, in which file, and what was expected."""
@@ -82,8 +84,8 @@ class Checkpoint(Protocol):
         """The tensor was packed: drop its pages from memory."""
         ...
 
-    def files(self) -> list[str]:
-        """Every file that decides the values of tensors."""
+    def files(self) -> list[FileIdentity]:
+        """Every file that decides the values of tensors, as it was when it was opened; in the order of their names."""
         ...
 
 
