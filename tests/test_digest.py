@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from octavo import _native, weights
 from octavo.backends import fingerprint
+from octavo.backends.cpu_weights import packer_digest
 from octavo.engine import space
 from octavo.models import build_graph
 from octavo.weights import digest
@@ -79,6 +82,7 @@ def test_a_digest_is_of_what_was_mapped(data: Path, tmp_path: Path, replaced: bo
     if remembered:
         WeightsDigest(open_checkpoint(path), memory=memory).take()
     checkpoint = open_checkpoint(path)
+    time.sleep(0.02)  # the clock of a file system may tick every 10 ms
     target = tmp_path / "other" if replaced else path
     target.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     os.utime(target, ns=times)  # as some tools do that copy
@@ -136,14 +140,21 @@ def test_whatever_changes_the_blocks_changes_the_space(data: Path, tmp_path: Pat
     assert len({usual, *others}) == 1 + len(others)
 
 
-def test_the_fingerprint_names_version_level_and_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_fingerprint_names_version_level_and_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usual = fingerprint.fingerprint("avx2")
     assert usual == fingerprint.fingerprint("avx2")
     others = [fingerprint.fingerprint("generic")]
     with monkeypatch.context() as patch:
         patch.setattr(fingerprint, "NUMERICS_VERSION", fingerprint.NUMERICS_VERSION + 1)
         others.append(fingerprint.fingerprint("avx2"))
-    (tmp_path / "other build").write_bytes(b"x")
-    monkeypatch.setattr(fingerprint._native, "__file__", str(tmp_path / "other build"))
-    others.append(fingerprint.fingerprint("avx2"))
-    assert len({usual, *others}) == 4
+    (tmp_path / "other.py").write_bytes(b"x")
+    for module, name, value in (
+        (_native, "__file__", str(tmp_path / "other.py")),
+        (weights, "__path__", [str(tmp_path)]),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, value)
+            packer_digest.cache_clear()
+            others.append(fingerprint.fingerprint("avx2"))
+    packer_digest.cache_clear()
+    assert len({usual, *others}) == 1 + len(others) == 5

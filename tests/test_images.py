@@ -144,8 +144,9 @@ def test_no_more_goes_than_has_to(tmp_path: Path, small: None) -> None:
     others = [ImageId(bytes([i] * 16), bytes(16)) for i in (3, 4)]
     size = image_file.file_bytes("a model", SIZE)
     store = ImageStore(tmp_path, 4 * size)
-    for i, each in enumerate([*others, *outdated]):
+    for each in (*others, *outdated):
         write(store, each)
+    for i, each in enumerate([*others, *outdated]):
         os.utime(tmp_path / each.name, ns=(10**18 + i, 10**18 + i))
     write(store)
     assert [each in store for each in [*outdated, *others, ONE]] == [False, False, True, True, True]

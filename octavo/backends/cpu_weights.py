@@ -86,7 +86,7 @@ class WeightLayout:
 
     def digest(self) -> bytes:
         """Of all that `pack` makes its bytes of beside the files of the checkpoint: equal digests, equal bytes."""
-        digest = hashlib.blake2b(_packer(), digest_size=16, person=b"octavo-packing")
+        digest = hashlib.blake2b(packer_digest(), digest_size=16, person=b"octavo-packing")
         for line in self._lines():
             digest.update(line.encode() + b"\n")
         return digest.digest()
@@ -137,8 +137,8 @@ def in_huge_pages(mapped: NDArray[np.uint8]) -> bool:
 
 
 @cache
-def _packer() -> bytes:
-    """Of the code between a checkpoint's files and packed bytes."""
+def packer_digest() -> bytes:
+    """Of the code between a checkpoint's files and packed bytes, the native module included."""
     return code_digest([Path(_native.__file__), Path(__file__), *sorted(Path(weights.__path__[0]).rglob("*.py"))])
 
 

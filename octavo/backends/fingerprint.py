@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
-from pathlib import Path
 
-from octavo import _native
 from octavo.backends.base import NUMERICS_VERSION
+from octavo.backends.cpu_weights import packer_digest
 
 
 def fingerprint(isa: str) -> str:
-    """Equal where kernels of level `isa` give equal results. Reads the native module's file, a few megabytes."""
-    build = hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()
+    """Equal where kernels of level `isa` give equal results, and weights are packed by the same code. Reads the native
+    module's file, a few megabytes."""
     libc = " ".join(platform.libc_ver())  # its cosine makes the tables of rope
-    return " ".join((str(NUMERICS_VERSION), isa, build, platform.machine(), libc, *_processors()))
+    return " ".join((str(NUMERICS_VERSION), isa, packer_digest().hex(), platform.machine(), libc, *_processors()))
 
 
 def _processors() -> list[str]:
