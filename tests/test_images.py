@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import resource
 import struct
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -225,6 +228,34 @@ def test_pages_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="cannot be read"):
             file.check(mapped, 2)
         assert not cpu_weights.in_huge_pages(mapped)
+
+
+def test_only_the_mapping_reads_the_image(tmp_path: Path) -> None:
+    """Not the kernel ahead of what is read of the header: what comes in that way is not in huge pages."""
+    size = 2 * image_file.ALIGN
+    store = ImageStore(tmp_path, 10**9)
+    write(store, data=image(0, size))
+    mapped = MappedFile(tmp_path / ONE.name).data
+    with open(tmp_path / ONE.name, "r+b") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if cached(mapped):
+        pytest.skip("this file system keeps its files in memory")
+    found = store.open(ONE, size)
+    assert found is not None
+    with found:
+        time.sleep(0.05)  # of what is read ahead, nobody waits for
+        assert cached(mapped[: found.start]) and not cached(mapped[found.start :])
+        found.check(mapped[found.start :], 1)
+    assert cached(mapped[found.start :])
+
+
+def cached(mapped: NDArray[np.uint8]) -> bool:
+    """Whether any page of a mapped file is in the page cache."""
+    pages = np.zeros(-(-len(mapped) // mmap.PAGESIZE), np.uint8)
+    libc = ctypes.CDLL(None)
+    assert libc.mincore(*map(ctypes.c_void_p, (mapped.ctypes.data, len(mapped), pages.ctypes.data))) == 0
+    return bool((pages & 1).any())
 
 
 def test_foreign_files_are_left_alone(tmp_path: Path, small: None) -> None:

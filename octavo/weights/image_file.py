@@ -88,7 +88,10 @@ class ImageFile:
         self._num_bytes = num_bytes
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
+            # No reading ahead of the header: it would bring in the image in pages too small to be mapped as huge ones.
+            os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             self.start, self._checksums = self._read_header(image)
+            os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_NORMAL)
         except BaseException:
             os.close(self.descriptor)
             raise
