@@ -76,7 +76,7 @@ VEC_INLINE f32v e4m3_over_2_120(i32v codes, int i) {
 }
 VEC_INLINE f32v e4m3(i32v codes, int i) { return e4m3_over_2_120(codes, i) * 0x1p120f; }
 // Bit 7 of the bytes that are NaN
-VEC_INLINE i32v e4m3_nan(i32v codes) { return (codes & 0x7f7f7f7f) + 0x01010101; }
+VEC_INLINE i32v e4m3_nan(i32v codes) { return (i32v)(((u32v)codes & 0x7f7f7f7fu) + 0x01010101u); }
 VEC_INLINE i32v any_bit7(i32v bytes) { return (bytes & (int)0x80808080) != 0; }
 
 template <Format F> struct Numbers {

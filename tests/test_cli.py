@@ -52,7 +52,7 @@ def test_help_names_commands_and_every_option() -> None:
         (["generate", "MODEL", "Hello", "--isa", "sse"], 2, "generic, avx2, avx512"),
         (["show", "MODEL", "--config", "no.toml"], 2, "no.toml: No such file"),
         (["serve", "MODEL", "--served-model-name", "a", "--lora", "a=b"], 2, "the name of the model itself"),
-        (["bench", "speed"], 2, "throughput, latency, serve"),
+        (["bench", "speed"], 2, "there is no workload 'speed'; there are throughput, latency, prefill, decode"),
     ],
     ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
 )

@@ -487,6 +487,11 @@ def forward(
         token_types=token_types.astype(np.int32),
     )
     step = Interpreter(graph, weights, WholeSequence(), batch)
-    for _ in step.run_all([node for node in graph.nodes if not isinstance(node.attrs, ops.Sample)]):
+    for _ in step.run_all([base for node in graph.nodes for base in _without_draw(node)]):
         pass
     return step.values[graph.output(output)]
+
+
+def _without_draw(node: Node) -> list[Node]:
+    nodes = node.expansion if isinstance(node.attrs, ops.LinearSample) else (node,)
+    return [base for base in nodes if not isinstance(base.attrs, ops.Sample)]
