@@ -144,11 +144,12 @@ Shared check_bits(const Kernels& kernels, const Options& o, Tree& tree, Random& 
   Guarded<uint8_t> memory(size_t(kv_heads * tree.num_blocks) * block_bytes);
   for (size_t i = 0; i < memory.size(); i += block_bytes)
     for (size_t b = 0; b < block_bytes; b += 4) {
-      const float x = random.normal();
+      const bool scale = o.type == KvType::I8 && b >= size_t(32 * o.dim);
+      const float normal = random.normal(), x = scale ? std::fabs(normal) / 64 : normal;
       uint32_t word;
       memcpy(&word, &x, 4);
       if (o.type == KvType::BF16) word = (word & 0xffff0000u) | (word >> 16 & 0xbfff);  // magnitudes below 2
-      if (o.type == KvType::I8 && b < size_t(32 * o.dim)) word = uint32_t(random.next());
+      if (o.type == KvType::I8 && !scale) word = uint32_t(random.next());
       memcpy(memory.data() + i + b, &word, 4);
     }
   std::vector<float> q(size_t(tree.batch.tokens) * row), slopes(size_t(heads), 0.07f), sinks(size_t(heads), 0.3f);
