@@ -15,9 +15,7 @@ from octavo.bench.served import served
 from octavo.bench.stall import percentile
 from octavo.config import EngineConfig
 
-NUM_SEQS = 8
-"""At once. Whoever is served shares the processor with so many: this, not the load, bounds how slow a stream can be."""
-
+NUM_SEQS = 16
 INPUT_LEN = 128
 OUTPUT_LEN = 64
 QUEUE = 1
