@@ -186,7 +186,11 @@ class ServerConfig(EngineConfig):
     max_queued_requests: int | None = option(
         1024, "A request that would have to wait is refused with 429 where so many choices wait already."
     )
-    max_queued_tokens: int | None = option(None, "The same for the tokens of their prompts. Default: no bound.")
+    max_queued_tokens: int | None = option(
+        None,
+        "A request is refused with 429 where so many tokens of the prompts of others are still to be computed, which come "
+        "before its first token. Default: no bound.",
+    )
     timeout_seconds: float | None = option(
         None, "From a request to the end of its answer; then it is ended with 504. Default: no limit."
     )

@@ -18,8 +18,8 @@ from octavo.config import EngineConfig
 NUM_SEQS = 16
 INPUT_LEN = 128
 OUTPUT_LEN = 64
-QUEUE = 1
-"""Choices that may wait: those who are accepted begin at once, or with the next that ends."""
+QUEUED_TOKENS = 2 * INPUT_LEN
+"""Of prompts that are still to be computed when one more is accepted: what comes before its own first token."""
 
 LOAD, OVERLOAD = 0.8, 3.0
 BOUND = 1.5
@@ -52,14 +52,14 @@ class Phase(NamedTuple):
 def measure(config: EngineConfig, seconds: float) -> Result:
     """The 99th percentile of the time to the first token at overload, in times of that at 0.8 of capacity."""
     config = dataclasses.replace(config, max_num_seqs=NUM_SEQS, max_model_len=256, kv_cache_memory=KV_MEMORY)
-    with served(config, f"--max-queued-requests={QUEUE}") as server:
+    with served(config, f"--max-queued-tokens={QUEUED_TOKENS}") as server:
         return asyncio.run(_measure(Target(server.url), server.pid, seconds, Runs(config, 1, "overload")))
 
 
 async def _measure(target: Target, pid: int, seconds: float, runs: Runs) -> Result:
     draw = random.Random(4)
     runs.look()
-    capacity = await _capacity(target, draw, min(seconds, 20.0))
+    capacity = await _capacity(target, draw, min(seconds, 40.0))
     usual = await _open(target, draw, LOAD * capacity, seconds)
     before = _resident(pid)
     over = await _open(target, draw, OVERLOAD * capacity, seconds)
@@ -70,7 +70,8 @@ async def _measure(target: Target, pid: int, seconds: float, runs: Runs) -> Resu
     is_paced = first <= BOUND and gap <= BOUND and refusal <= usual.first_p99  # who is refused knows before any begins
     return result(
         "overload",
-        f"octavo serve, {INPUT_LEN} random tokens in, {OUTPUT_LEN} out, at most {NUM_SEQS} at once and {QUEUE} waiting; "
+        f"octavo serve, {INPUT_LEN} random tokens in, {OUTPUT_LEN} out, at most {NUM_SEQS} at once, refused beyond "
+        f"{QUEUED_TOKENS} tokens of prompts to be computed; "
         f"requests at random times for {seconds:g} s at {LOAD} and at {OVERLOAD} times what it can serve; the 99th percentile "
         "of the time to the first token of those accepted, in times of that at the lower rate",
         "x",

@@ -120,8 +120,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     num_running: int = 0
     num_waiting: int = 0
     waiting_by_reason: dict[str, int] = {}  # "slots", "blocks", "budget", or what the gate of a request says
-    waiting_tokens: int = 0  # known of those who wait
-    waiting_seconds: float = 0.0  # until all who wait now will have been served, as predicted
+    waiting_tokens: int = 0  # known and not computed: of those who wait, and of prompts that run
+    waiting_seconds: float = 0.0  # until they are computed and all who wait now have been served, as predicted
     received: int = 0  # choices that were sent here, those that were refused included; counter
     received_tokens: int = 0  # of their prompts
     predicted_seconds: float = 0.0  # beside step_seconds, as the cost model had it before each step

@@ -21,7 +21,8 @@ class Overloaded(RuntimeError):
 
 
 class QueueBounds(NamedTuple):
-    """A request that would have to wait is refused where so many choices, or tokens of their prompts, wait already.
+    """A request that would have to wait is refused where so many choices wait already; any, where so many tokens of others
+    are still to be computed, prompts that run included: they come before its own first token.
 
     None: no bound. The request itself is not counted, so that none is too large to be accepted ever.
     """
@@ -50,16 +51,14 @@ class Backlog:
         """Raises Overloaded. `stats` are the engine's latest: what it had not received by then is on the way."""
         num_coming = self._num_sent - stats.received
         num_free = 0 if stats.num_waiting else max(0, self._max_num_seqs - stats.num_running)
-        if num_coming < num_free:
-            return
         num_queued = stats.num_waiting + num_coming - num_free
         num_tokens = stats.waiting_tokens + self._num_tokens_sent - stats.received_tokens
-        for name, queued, what in (
-            ("max_queued_requests", num_queued, "requests"),
-            ("max_queued_tokens", num_tokens, "prompt tokens"),
+        for name, is_over, queued, what in (
+            ("max_queued_requests", num_coming >= num_free, num_queued, "requests"),
+            ("max_queued_tokens", num_tokens > 0, num_tokens, "prompt tokens"),
         ):
             bound = getattr(self._bounds, name)
-            if bound is not None and queued >= bound:
+            if bound is not None and is_over and queued >= bound:
                 seconds = min(max(1, math.ceil(stats.waiting_seconds)), MAX_RETRY_SECONDS)
                 raise Overloaded(
                     name,

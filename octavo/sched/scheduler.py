@@ -237,7 +237,7 @@ class Scheduler:
             "num_running": len(self._running),
             "num_waiting": len(self._queue),
             "waiting_by_reason": self._queue.reasons(),
-            "waiting_tokens": self._queue.num_tokens,
+            "waiting_tokens": self._queue.num_tokens + self._unfinished_prompts(),
             "waiting_seconds": self._waiting_seconds(),
             "predicted_seconds": self._predicted_seconds,
             "prediction_error": self._cost.error,
@@ -387,15 +387,22 @@ class Scheduler:
         start = request.num_computed if live.slot >= 0 else self._admission.prefix_len(live, self._num_steps)
         return self._cost.prefill_seconds(start, request.num_tokens, self._limits.max_tokens)
 
+    def _unfinished_prompts(self) -> int:
+        """Tokens of running requests that are known and not computed, where that is more than the last one drawn."""
+        return sum(live.num_left for live in self._running if live.num_left > 1)
+
     def _waiting_seconds(self) -> float:
-        """Until those who wait now have been served, as the cost model and the outputs of late have it."""
+        """Until prompts that run now have been computed and those who wait served, as the cost model and the outputs of
+        late have it."""
         num_waiting, num_tokens, most = len(self._queue), self._queue.num_tokens, self._limits.max_seqs
-        if not num_waiting:
-            return 0.0
-        mean = num_tokens // num_waiting
-        prefill = self._cost.prefill_seconds(0, mean, self._limits.max_tokens)
-        decode = self._cost.predict(Load(1, most, most * mean, most * mean, most)) / most
-        return num_waiting * (prefill + self._headroom.mean_length * decode)
+        unfinished = self._unfinished_prompts()
+        seconds = self._cost.prefill_seconds(0, unfinished, self._limits.max_tokens) if unfinished else 0.0
+        if num_waiting:
+            mean = num_tokens // num_waiting
+            prefill = self._cost.prefill_seconds(0, mean, self._limits.max_tokens)
+            decode = self._cost.predict(Load(1, most, most * mean, most * mean, most)) / most
+            seconds += num_waiting * (prefill + self._headroom.mean_length * decode)
+        return seconds
 
     def _join(self, live: Live, match: Match) -> None:
         """An admitted request begins to run in the step that is being made, where its copies are due."""

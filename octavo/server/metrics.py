@@ -24,7 +24,7 @@ _WHOLE = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 _GAUGES = {
     "num_running": ("octavo_requests_running", "Choices that are being computed."),
     "num_waiting": ("octavo_requests_waiting", "Choices that wait for a place."),
-    "waiting_tokens": ("octavo_tokens_waiting", "Tokens known of those that wait."),
+    "waiting_tokens": ("octavo_tokens_waiting", "Tokens to be computed, of those that wait and of prompts that run."),
     "waiting_seconds": ("octavo_waiting_seconds_predicted", "Until those that wait now will have been served."),
     "prediction_error": ("octavo_step_prediction_error", "Median relative error of predicted step times of late."),
     "kv_blocks_total": ("octavo_kv_blocks", "KV blocks there are."),
