@@ -242,9 +242,9 @@ def crowd(bounds: QueueBounds, rate: float, seed: int) -> Crowd:
         while machine.now < at and machine.scheduler.has_work:
             machine.step()
         machine.now = max(machine.now, at)
-        received = {"received": len(sent), "received_tokens": 128 * len(sent)}
+        received = len(sent)
         with contextlib.suppress(Overloaded):
-            backlog.check(Stats(**machine.scheduler.stats(), **received))
+            backlog.check(Stats(**machine.scheduler.stats(), received=received, received_tokens=128 * received))
             backlog.sent(add(128))
             sent.append((at, machine.add(f"r{len(sent)}", 128, 64)))
     machine.finish()

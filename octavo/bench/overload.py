@@ -33,12 +33,15 @@ shows within a minute."""
 
 
 class Phase(NamedTuple):
-    """Requests at one rate."""
+    """Requests at random times."""
 
-    rate: float
     served: list[Sent]
     refused: list[Sent]
     num_lost: int
+
+    def and_(self, other: Phase) -> Phase:
+        """Both as one."""
+        return Phase(self.served + other.served, self.refused + other.refused, self.num_lost + other.num_lost)
 
     @property
     def first_p99(self) -> float:
@@ -60,10 +63,12 @@ async def _measure(target: Target, pid: int, seconds: float, runs: Runs) -> Resu
     draw = random.Random(4)
     runs.look()
     capacity = await _capacity(target, draw, min(seconds, 40.0))
-    usual = await _open(target, draw, LOAD * capacity, seconds)
+    earlier = await _open(target, draw, LOAD * capacity, seconds / 2)
     before = _resident(pid)
     over = await _open(target, draw, OVERLOAD * capacity, seconds)
     grown = _resident(pid) - before
+    later = await _open(target, draw, LOAD * len(over.served) / seconds, seconds / 2)
+    usual = earlier.and_(later)
     runs.look()
     first, gap = over.first_p99 / usual.first_p99, over.gap_p99 / usual.gap_p99
     refusal = percentile([sent.answered for sent in over.refused] or [0.0], 0.99)
@@ -72,7 +77,8 @@ async def _measure(target: Target, pid: int, seconds: float, runs: Runs) -> Resu
         "overload",
         f"octavo serve, {INPUT_LEN} random tokens in, {OUTPUT_LEN} out, at most {NUM_SEQS} at once, refused beyond "
         f"{QUEUED_TOKENS} tokens of prompts to be computed; "
-        f"requests at random times for {seconds:g} s at {LOAD} and at {OVERLOAD} times what it can serve; the 99th percentile "
+        f"requests at random times for {seconds:g} s at {OVERLOAD} times what it can serve, and "
+        f"for half of that at {LOAD} before and after it, since machines change meanwhile; the 99th percentile "
         "of the time to the first token of those accepted, in times of that at the lower rate",
         "x",
         [first],
@@ -119,7 +125,7 @@ async def _open(target: Target, draw: random.Random, rate: float, seconds: float
     refused = [item for item in sent if item.status == 429]
     if not whole:
         raise RuntimeError(f"no request was served of {len(found)}: {found[:1]}")
-    return Phase(rate, whole, refused, len(found) - len(whole) - len(refused))
+    return Phase(whole, refused, len(found) - len(whole) - len(refused))
 
 
 async def _send(target: Target, draw: random.Random, output_len: int) -> Sent:
