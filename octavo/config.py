@@ -259,6 +259,9 @@ class ServerConfig(EngineConfig):
             limit = getattr(self, name)
             if limit is not None and not 0 < limit <= 86400:
                 raise ConfigError(f"{name} must be above 0 and at most 86400; got {limit:g}")
+        for origin in self.origins:
+            if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+|null", origin):
+                raise ConfigError(f"cors_origins must be origins, as https://a.example, or '*'; got {origin!r}")
         if self.api_key == "":
             raise ConfigError("api_key must not be empty")
         for name in ("tls_key", "tls_client_ca"):
@@ -269,6 +272,11 @@ class ServerConfig(EngineConfig):
         for name in ("drain_seconds", "sse_ping_seconds", "resume_seconds"):
             if not 0 <= getattr(self, name) <= 86400:
                 raise ConfigError(f"{name} must be between 0 and 86400; got {getattr(self, name):g}")
+
+    @property
+    def origins(self) -> list[str]:
+        """Those of cors_origins."""
+        return [] if self.cors_origins is None else [origin.strip() for origin in self.cors_origins.split(",")]
 
 
 _UNITS = {

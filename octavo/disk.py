@@ -21,8 +21,17 @@ class StoredFile(NamedTuple):
 def cache_home() -> Path:
     """The user's directory for what can be made again: `octavo` in $XDG_CACHE_HOME, which is ~/.cache where it is not set
     (XDG Base Directory Specification)."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "octavo"
+    return _home("XDG_CACHE_HOME", ".cache")
+
+
+def state_home() -> Path:
+    """The same for what cannot be made again, but may be lost: $XDG_STATE_HOME, or ~/.local/state."""
+    return _home("XDG_STATE_HOME", ".local/state")
+
+
+def _home(variable: str, default: str) -> Path:
+    home = os.environ.get(variable, "")
+    return (Path(home) if os.path.isabs(home) else Path.home() / default) / "octavo"
 
 
 def private(path: str, flags: int) -> int:

@@ -14,7 +14,7 @@ import openai
 import pytest
 import trustme
 
-from octavo.config import ConfigError
+from octavo.config import ConfigError, ServerConfig
 from octavo.server.access import Caller, Key, read_keys
 from octavo.server.errors import ApiError
 from tests.serving import Server
@@ -125,7 +125,7 @@ def test_bad_key_files_are_told(tmp_path: Path, text: str, message: str) -> None
 def server(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     keys = tmp_path_factory.mktemp("keys") / "keys.toml"
     keys.write_text(KEYS)
-    options = ("--api-key-file", str(keys), "--cors-origins", "https://a.example,https://b.example")
+    options = ("--api-key-file", str(keys), "--cors-origins", "https://a.example, https://b.example")
     with Server(data / "arch" / "llama", "--request-log", "text", *options) as running:
         running.http.headers["authorization"] = "Bearer alice-key"
         yield running
@@ -154,6 +154,7 @@ def test_every_route_but_liveness_needs_a_key(server: Server, method: str, path:
         refused = httpx.request(method, server.url + path, headers=headers)
         assert refused.status_code == 401, headers
         assert refused.json()["error"]["code"] == "invalid_api_key"
+        assert refused.headers["www-authenticate"] == "Bearer"
     assert httpx.get(server.url + "/health").status_code == 200
 
 
@@ -226,6 +227,23 @@ def test_cors_answers_named_origins_only(server: Server) -> None:
     answer = server.http.get("/version", headers={"origin": "https://b.example"})
     assert answer.headers["access-control-allow-origin"] == "https://b.example"
     assert "x-request-id" in answer.headers["access-control-expose-headers"]
+
+
+def test_web_pages_of_others_may_not_use_a_server_without_keys(data: Path) -> None:
+    """A browser sends such a request without asking, and only keeps its answer from the page."""
+    with Server(data / "arch" / "llama", "--cors-origins", "https://a.example") as server:
+        own = server.url
+        for origin, status in ((own, 200), ("https://a.example", 200), ("chrome-extension://abc", 200),
+                               ("https://c.example", 403), (f"https://c.example/{own}", 403), ("null", 403)):  # fmt: skip
+            answer = server.http.post("/cache/flush", headers={"origin": origin, "content-type": "text/plain"})
+            assert answer.status_code == status, origin
+        assert server.http.get("/version", headers={"origin": "https://c.example"}).status_code == 200
+
+
+@pytest.mark.parametrize("origins", ["a.example", "https://a.example/", "https://a.example,", ""])
+def test_origins_that_match_nothing_are_told(origins: str) -> None:
+    with pytest.raises(ConfigError, match="cors_origins must be origins"):
+        ServerConfig(model="any", cors_origins=origins)
 
 
 def test_log_lines(data: Path) -> None:

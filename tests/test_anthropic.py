@@ -297,6 +297,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"system": [{"type": "document"}]}, "system[0]: blocks of type 'document' are not supported, only text"),
     ({"system": [{"type": "text", "text": "x", "cache_control": {"type": "x"}}]}, "system[0].cache_control must be"),
     ({"system": [{"type": "text", "text": "x", "cache_control": {**CACHED, "ttl": "9m"}}]}, "cache_control.ttl must be 5m or 1h"),
+    ({"cache_control": {**CACHED, "ttl": ["5m"]}}, "cache_control.ttl must be 5m or 1h"),
     ({"system": [{"type": "text", "text": "x", "citations": [{}]}]}, "system[0].citations is not supported"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]: tools of type 'web_search_20250305'"),
     ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name must be"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -12,8 +13,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from starlette.requests import Request
 
 from octavo.server.batch_file import Line, in_order_of_prefixes, read_lines
+from octavo.server.body import parts
+from octavo.server.errors import ApiError
 from octavo.server.files import FileStore
 from tests.serving import ROOT, Server
 from tests.waiting import until
@@ -158,6 +162,22 @@ def test_bad_uploads_are_refused_by_name(server: Server) -> None:
     assert send(content=b"nonsense", headers={"content-type": "multipart/form-data; boundary=x"}).status_code == 400
 
 
+def test_a_form_without_a_length_has_the_limit_of_others() -> None:
+    async def read(most: int) -> bytes:
+        sent = [{"type": "http.request", "body": b"x" * 10, "more_body": i < 2} for i in range(3)]
+
+        async def receive() -> dict[str, Any]:
+            return sent.pop(0)
+
+        http = Request({"type": "http", "headers": []}, receive)
+        return b"".join([part async for part in parts(http, most, "too large", "file")])
+
+    assert asyncio.run(read(30)) == b"x" * 30
+    with pytest.raises(ApiError, match="too large") as refused:
+        asyncio.run(read(29))
+    assert (refused.value.status, refused.value.param) == (413, "file")
+
+
 def test_tenants_do_not_see_each_other(server: Server, client: openai.OpenAI) -> None:
     id = upload(client, requests(2))
     mine = client.batches.create(input_file_id=id, endpoint=COMPLETIONS, completion_window="24h").id
@@ -183,6 +203,36 @@ def test_cancel(client: openai.OpenAI) -> None:
     assert 3 <= len(entries(client, ended.output_file_id)) == ended.request_counts.completed < 400
     with pytest.raises(openai.BadRequestError, match="nothing to cancel"):
         client.batches.cancel(batch.id)
+
+
+def test_a_batch_that_lost_its_file_does_not_hold_up_others(client: openai.OpenAI) -> None:
+    endless = [request_line(f"r{i}", prompt=[7, i], max_tokens=400, ignore_eos=True) for i in range(400)]
+    first = client.batches.create(
+        input_file_id=upload(client, "\n".join(endless)), endpoint=COMPLETIONS, completion_window="24h"
+    )
+    id = upload(client, requests(3))
+    lost, last = (
+        client.batches.create(input_file_id=file, endpoint=COMPLETIONS, completion_window="24h").id
+        for file in (id, upload(client, requests(3)))
+    )
+    client.files.delete(id)
+    client.batches.cancel(first.id)
+    failed = finished(client, lost)
+    assert failed.status == "failed" and failed.errors is not None and failed.errors.data is not None
+    assert failed.errors.data[0].message == "the batch cannot be run: No such file or directory"
+    assert finished(client, last).status == "completed"
+
+
+def test_lists_are_paged(server: Server, client: openai.OpenAI) -> None:
+    ids = {upload(client, str(i)) for i in range(3)}
+    newest = [file["id"] for file in server.http.get("/v1/files").json()["data"]]
+    oldest = [file["id"] for file in server.http.get("/v1/files?order=asc").json()["data"]]
+    assert newest == oldest[::-1] and ids <= set(newest)
+    shown = server.http.get(f"/v1/files?limit=1&after={newest[0]}").json()
+    assert [file["id"] for file in shown["data"]] == [newest[1]] and shown["has_more"]
+    for query in ("limit=0", "limit=²", "limit=" + "9" * 5000, "order=up", "after=none"):
+        answer = server.http.get("/v1/files", params=dict([query.split("=")]))
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, query.split("=")[0])
 
 
 def test_a_restart_goes_on(data: Path, tmp_path: Path) -> None:

@@ -116,6 +116,13 @@ def test_generate_names_what_it_cannot_read(data: Path, stdin: str, flags: list[
     assert says in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+def test_streams_that_are_closed(data: Path) -> None:
+    command = f"{sys.executable} -m octavo.cli.main generate {data / 'arch' / 'llama'} "
+    for rest, code in (("Hello <&-", 0), ("Hello >&- 2>&-", 0), ("<&- >&- 2>&-", 2), ("Hello | true", 0)):
+        done = subprocess.run(command + rest, shell=True, cwd=ROOT, capture_output=True, timeout=60)
+        assert (done.returncode, b"Traceback" in done.stderr) == (code, False), (rest, done.stderr)
+
+
 def test_shell_completion_can_be_had() -> None:
     assert "--install-completion" in run("--help").stdout
     words = {"_OCTAVO_COMPLETE": "complete_bash", "COMP_WORDS": "octavo ge", "COMP_CWORD": "1"}

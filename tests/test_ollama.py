@@ -229,6 +229,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"options": {"mirostat": 1}}, "options.mirostat"),
     (CHAT, {"keep_alive": 0}, "keep_alive"),
     (CHAT, {"keep_alive": "soon"}, "keep_alive"),
+    (CHAT, {"keep_alive": "1" * 10_000 + "x"}, "keep_alive"),  # read once, not in all the ways that it could be split
     (CHAT, {"think": "hard"}, "think"),
     (CHAT, {"format": "xml"}, "format"),
     (CHAT, {"format": {"type": "odd"}}, "format"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -14,13 +15,17 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+import uvicorn
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from uvicorn.server import ServerState
 
 from octavo.cli.serve import _bind
 from octavo.config import ConfigError
+from octavo.server import protocol
 from octavo.server.chat_fields import ChatRequest
 from octavo.server.completion_fields import CompletionRequest
+from octavo.server.protocol import Protocol
 from tests.serving import Server, events
 from tests.waiting import until
 
@@ -67,6 +72,9 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a b" * 400_000}, "prompt"),
     ({"seed": 2**64}, "seed"),
     ({"priority": 2**64 - 1}, "priority"),
+    ({"user": "x" * 513}, "user"),
+    ({"cache_salt": "x" * 513}, "cache_salt"),
+    ({"grammar": "\n" * 2**20}, "grammar"),
     ({"priority": -(10**30), "stream": True}, "priority"),
     ({"logprobs": 33}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
@@ -142,16 +150,65 @@ def test_bad_bodies(server: Server) -> None:
         _refused(server.http.post(COMPLETIONS, content=body), 400, None if body != b'{"prompt": "\\ud800"}' else ...)
     _refused(server.http.post(COMPLETIONS, content=b" " * (32 * 2**20 + 1)), 413, None)
     closing = {"connection": "close"}  # here only a body read to its end lets the client see the answer
-    _refused(server.http.post(COMPLETIONS, content=b" " * (50 * 2**20), headers=closing), 413, None)
+    for path in (COMPLETIONS, "/v1/abort", "/v1/batches"):
+        _refused(server.http.post(path, content=b" " * (34 * 2**20), headers=closing), 413, None)
+    _refused(server.http.post(COMPLETIONS, content=b"x", headers={"content-encoding": "gzip"}), 415, None)
 
 
 def test_what_is_no_http(server: Server) -> None:
-    for data in (b"\x16\x03\x01\x02\x00\x01\x00", b"FOO / HTTP/1.1\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n"):
+    for data in (b"\x16\x03\x01\x02\x00\x01\x00", b"FOO / HTTP/1.1\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n",
+                 b"CONNECT x:1 HTTP/1.1\r\n\r\n"):  # fmt: skip
         with _connected(server) as client, client.makefile("rb") as answer:
             client.sendall(data)
             head, _, body = answer.read().partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
             assert msgspec.json.decode(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_heads_without_end(server: Server) -> None:
+    for endless in (
+        b"GET /" + b"a" * 2**18,
+        b"GET / HTTP/1.1\r\nx: " + b"a" * 2**18,
+        b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 2**16,
+    ):
+        with _connected(server) as client, client.makefile("rb") as answer:
+            client.sendall(endless)
+            assert answer.readline() == b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+
+
+def test_a_head_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(sent: bytes) -> bytes:
+        loop = asyncio.get_running_loop()
+        config = uvicorn.Config(lambda *_: None, http=Protocol)
+        listener = await loop.create_server(lambda: Protocol(config, ServerState(), {}), "127.0.0.1", 0)
+        async with listener:
+            reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+            writer.write(sent)
+            got = await reader.read()
+            writer.close()
+            return got
+
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
+    assert asyncio.run(answer(b"")) == b""
+    assert asyncio.run(answer(b"GET / HTTP/1.1\r\nhost: x\r\n")).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+
+
+def test_other_protocols_are_not_taken_up(server: Server) -> None:
+    """Java's client offers HTTP/2 with every request."""
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAEAAEAAAAIAAAAB"}
+    for _ in range(2):
+        answer = server.http.post(COMPLETIONS, json={"prompt": "Hello", "max_tokens": 1}, headers=offer)
+        assert answer.status_code == 200, answer.text
+    assert server.http.get("/version", headers={"connection": "upgrade", "upgrade": "websocket"}).status_code == 200
+
+
+def test_routes_that_are_read_answer_head(server: Server) -> None:
+    for path in ("/", "/health", "/v1/models", "/docs"):
+        got, head = server.http.get(path), server.http.head(path)
+        assert (head.status_code, head.content) == (got.status_code, b"")
+    assert server.http.head("/").headers["location"] == "/docs"
+    _refused(server.http.get("/v1/nothing"), 404, None)
+    assert server.http.head("/v1/nothing").status_code == 404
 
 
 def test_names_of_template_variables_are_free(server: Server) -> None:
@@ -212,6 +269,12 @@ def test_unknown_fields_are_named(server: Server, data: Path) -> None:
         assert server.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1, name: 0}).headers["x-octavo-ignored"] == shown
     messages = [{"role": "user", "content": "a", "mood": "good"}]
     assert server.post(CHAT, {"messages": messages, "max_tokens": 1}).headers["x-octavo-ignored"] == "messages[0].mood"
+    part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+    call = {"id": "c", "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}", "output": "x"}}
+    nested = [{"role": "user", "content": [part]}, {"role": "assistant", "tool_calls": [call]}]
+    assert server.post(CHAT, {"messages": nested, "max_tokens": 1}).headers["x-octavo-ignored"] == (
+        "messages[0].content[0].cache_control, messages[1].tool_calls[0].index, messages[1].tool_calls[0].function.output"
+    )
     with Server(data / "arch" / "llama", "--strict") as strict:
         _refused(strict.post(COMPLETIONS, body), 400, "temprature")
         _refused(strict.post(CHAT, {"messages": messages}), 400, "messages")

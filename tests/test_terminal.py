@@ -12,7 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any, Self
 
 import pytest
@@ -139,7 +141,7 @@ def test_terminal(model: Path, answers: Mapping[str, str], tmp_path: Path) -> No
         terminal.wait_for(PROMPT)
         terminal.type("\x04")
         assert terminal.code() == 0
-    history = tmp_path / ".cache/octavo/chat-history"
+    history = tmp_path / ".local/state/octavo/chat-history"
     assert "+Hello\n" in history.read_text()
     assert history.stat().st_mode & 0o077 == 0
 
@@ -160,7 +162,7 @@ def test_interrupt_ends_the_answer_and_not_the_chat(model: Path, tmp_path: Path)
         terminal.wait_for(PROMPT)
         terminal.type("/exit\r")
         assert terminal.code() == 0
-    assert not (tmp_path / ".cache").exists()
+    assert not (tmp_path / ".local").exists()
 
 
 def test_dumb_terminal(model: Path, answers: Mapping[str, str], tmp_path: Path) -> None:
@@ -233,6 +235,27 @@ def test_addresses_that_are_none(arguments: list[str], says: str) -> None:
     assert done.returncode in (1, 2)
     assert done.stderr.startswith("error: ")
     assert says in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b"[]", b'{"data": []}', b'{"data": [{"id": "m"}]}'])
+def test_a_server_of_something_else(answer: bytes) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def do_POST(self) -> None:  # no stream of events
+            self.do_GET()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as other:
+        Thread(target=other.serve_forever, daemon=True).start()
+        done = chat(f"http://127.0.0.1:{other.server_port}", stdin="Hello\n")
+        other.shutdown()
+    assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 def test_a_server_that_wants_a_key(server: Server) -> None:

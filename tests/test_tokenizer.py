@@ -312,4 +312,17 @@ def test_the_first_that_spells_a_special_token_is_known(data: Path) -> None:
     assert not tokenizer.copies_for(b'{"prompt": "a"}')
     assert tokenizer.copies_for(spelled.encode()) and tokenizer.copies_for(rb"\u003c")
     tokenizer.encode(tokenizer.guarded(spelled))
+    tokenizer.encode(spelled, parse_special=False)
     assert not tokenizer.copies_for(spelled.encode())
+
+
+def test_texts_that_spell_no_special_token_need_no_copy(data: Path) -> None:
+    tokenizer = load_tokenizer(data / "arch/llama")
+    plain = tokenizer.encode("Hello there")
+    assert tokenizer.encode("Hello there", parse_special=False) == plain
+    pairs = tokenizer.encode_pairs([("Hello", "there")])
+    assert tokenizer._literal is None
+    tokenizer.encode("<s>", parse_special=False)
+    assert tokenizer._literal is not None
+    tokenizer._backend = tokenizer._literal
+    assert (tokenizer.encode("Hello there"), tokenizer.encode_pairs([("Hello", "there")])) == (plain, pairs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,12 +15,13 @@ from octavo.cli.local import LocalModel
 from octavo.cli.options import MaxTokens, TopK, TopP, with_config
 from octavo.cli.screen import LineReader, Reader, TextWriter, Writer
 from octavo.config import ConfigError, EngineConfig
+from octavo.disk import state_home
 from octavo.engine.client import EngineError
 
 if TYPE_CHECKING:
     from octavo.cli.remote import RemoteModel
 
-HISTORY = Path("~/.cache/octavo/chat-history")
+HISTORY = "octavo/chat-history in $XDG_STATE_HOME or ~/.local/state"
 
 _NAMED = {"max_tokens", "temperature", "top_p", "top_k", "seed"}
 
@@ -41,9 +41,7 @@ def chat(
     markdown: Annotated[
         bool, typer.Option("--markdown/--no-markdown", help="Format answers, where they go to a terminal.")
     ] = True,
-    history: Annotated[
-        bool, typer.Option("--history/--no-history", help=f"Remember what is typed, in {HISTORY}.")
-    ] = True,
+    history: Annotated[bool, typer.Option("--history/--no-history", help=f"Remember what is typed: {HISTORY}.")] = True,
     api_key: Annotated[str | None, typer.Option("--api-key", metavar="KEY", help="Of the server behind a URL.")] = None,
 ) -> None:
     """Talk to a model in the terminal: MODEL, or the URL of a server. /help shows what else can be said.
@@ -93,7 +91,7 @@ def _terminal(markdown: bool, history: bool) -> tuple[Reader, Writer]:
         return LineReader("> " if sys.stdout.isatty() else ""), writer
     from octavo.cli.screen import TerminalReader
 
-    return TerminalReader(list(COMMANDS), HISTORY.expanduser() if history else None), writer
+    return TerminalReader(list(COMMANDS), state_home() / "chat-history" if history else None), writer
 
 
 def _talk(conversation: Conversation, reader: Reader, writer: Writer) -> None:

@@ -55,6 +55,7 @@ def _options(
 
 def main() -> None:
     """Console entry. Exit code 0: done; 1: it could not be done; 2: it was asked for wrongly."""
+    _open_closed_streams()
     try:
         app()
     except KeyboardInterrupt:
@@ -68,6 +69,13 @@ def main() -> None:
             raise
         print(f"error: {e}", file=sys.stderr)
         sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Where the caller has closed standard streams: nothing is read from them, and what is written is lost."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their descriptors
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+from contextlib import suppress
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -34,11 +35,11 @@ class RemoteModel:
         self._headers = {"content-type": "application/json"}
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {api_key}"
-        models = msgspec.json.decode(self._request("GET", "/v1/models", None).read())
         try:
+            models = msgspec.json.decode(self._request("GET", "/v1/models", None).read())
             self._model = str(models["data"][0]["id"])
-        except (LookupError, TypeError):
-            raise EngineError(f"{url} has no models") from None
+        except (LookupError, TypeError, msgspec.DecodeError, http.client.HTTPException):
+            raise EngineError(f"{url} tells of no models: is it a server of OpenAI's API?") from None
         self.name = f"{self._model} at {url}"
 
     def check(self, path: str, body: dict[str, Any]) -> None:
@@ -47,9 +48,16 @@ class RemoteModel:
     def stream(self, path: str, body: dict[str, Any], on_chunk: OnChunk) -> None:
         response = self._request("POST", path, {"model": self._model, **body, "stream": True})
         with response:  # the end of it, however it comes about, closes the connection: the server stops
-            for line in response:
-                if (chunk := read_chunk(line)) is not None:
-                    on_chunk(chunk)
+            told = False
+            try:
+                for line in response:
+                    if (chunk := read_chunk(line)) is not None:
+                        on_chunk(chunk)
+                        told = True
+            except http.client.HTTPException as e:
+                raise EngineError(f"{self._host} broke off: {e!r}") from None
+            if not told:
+                raise EngineError(f"{self._host} sent no stream of events")
 
     def close(self) -> None:
         """Nothing is held."""
@@ -71,7 +79,8 @@ class RemoteModel:
             raise EngineError(f"{self._host} does not answer: {e}") from None
         if response.status == 200:
             return response
-        with response:
+        raw = b""
+        with response, suppress(http.client.HTTPException):
             raw = response.read()
         try:
             message = error_message(msgspec.json.decode(raw))

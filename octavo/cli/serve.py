@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import time
 
@@ -32,6 +33,7 @@ def serve(config: ServerConfig) -> None:
         raise ConfigError(f"lora names an adapter {name!r}, which is the name of the model itself")
     phases["locate"] = time.perf_counter() - started
     listener = _bind(config.host, config.port)
+    _allow_connections()
     bar = LoadingBar()
     bounds = QueueBounds(config.max_queued_requests, config.max_queued_tokens)
     client = EngineClient.launch(config, bounds, bar.show)
@@ -92,6 +94,12 @@ def _bind(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {e.strerror}; choose with --host and --port (0: a free one)"
         ) from None
     return listener
+
+
+def _allow_connections() -> None:
+    """As many as the system lets this user have: each takes a descriptor, and shells often begin with 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _age() -> float:

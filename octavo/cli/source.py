@@ -39,7 +39,10 @@ def read_chunk(line: bytes) -> dict[str, Any] | None:
     data = line[5:].strip()
     if data == b"[DONE]":
         return None
-    chunk: dict[str, Any] = msgspec.json.decode(data)
+    try:
+        chunk = msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.DecodeError as e:
+        raise EngineError(f"the stream has an event that is no JSON object: {e}") from None
     if "error" in chunk:
         raise EngineError(error_message(chunk))
     return chunk

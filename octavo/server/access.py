@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from math import ceil
 from pathlib import Path
 
@@ -122,6 +122,21 @@ class Keys:
         if not found:
             raise _unknown("the API key is not known here")
         return found[0]
+
+
+def check_origin(headers: dict[bytes, bytes], allowed: Container[str]) -> None:
+    """Raise ApiError 403 for a request that a web page of another server makes its reader's browser send, as it may without
+    asking: its answer would be kept from the page, but not what it does. `allowed`: origins that CORS lets in."""
+    origin = headers.get(b"origin", b"").decode("latin-1").lower()
+    scheme, _, host = origin.partition("://")
+    if scheme not in ("http", "https", "null") or origin in allowed or "*" in allowed:
+        return  # no web page: an extension of a browser, an application
+    if host != headers.get(b"host", b"").decode("latin-1").lower():
+        raise ApiError(
+            403,
+            f"web pages of {origin:.100} may not use this server; cors_origins lets them",
+            code="origin_not_allowed",
+        )
 
 
 def read_keys(api_key: str | None, path: str | None) -> Keys:

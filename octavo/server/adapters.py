@@ -10,12 +10,13 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from octavo.engine.client import EngineDead, NamedAdapter
+from octavo.server.body import read_body
 from octavo.server.calls import call_of
 from octavo.server.debug import check_admin
 from octavo.server.errors import ApiError, bad_request, json_response
 from octavo.server.fields import Refused, RequestBody, about
 from octavo.server.parse import parse
-from octavo.server.routes import ignored_header, read_body
+from octavo.server.routes import ignored_header
 from octavo.server.service import Service
 from octavo.weights.adapter_config import AdapterError
 

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from octavo.server.chat_fields import ChatRequest
 from octavo.server.errors import bad_request
-from octavo.server.fields import MAX_PRIORITY, MAX_SECONDS, Refused, RequestBody, about
+from octavo.server.fields import MAX_PRIORITY, MAX_SECONDS, Name, Refused, RequestBody, about
 from octavo.server.structured import JsonSchema, ResponseFormat
 
 NAMES = {
@@ -50,7 +50,7 @@ class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Metadata(msgspec.Struct, forbid_unknown_fields=True):
-    user_id: str | None = None
+    user_id: Name | None = None
 
 
 class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -154,7 +154,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_k: Annotated[int | None, about("Keep the k most likely tokens; 0 or -1: all.")] = None
     top_p: Annotated[float | None, about("Keep the most likely tokens that have this probability.")] = None
     # Octavo's own
-    cache_salt: Annotated[str | None, about("Only requests of one salt share cached blocks.")] = None
+    cache_salt: Annotated[Name | None, about("Only requests of one salt share cached blocks.")] = None
     priority: Annotated[
         Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None, about("Lower is served earlier.")
     ] = None

@@ -246,7 +246,7 @@ def _ttl(control: Any, where: str, field: str, ignored: list[str]) -> str:
     if not isinstance(control, dict) or control.get("type") != "ephemeral":
         raise bad_request(f'{where} must be {{"type": "ephemeral"}}, with a ttl of 5m or 1h', field)
     ttl = control.get("ttl") or "5m"
-    if ttl not in SECONDS:
+    if not isinstance(ttl, str) or ttl not in SECONDS:
         raise bad_request(f"{where}.ttl must be 5m or 1h; got {ttl!r:.80}", field)
     ignored.extend(f"{where}.{name}" for name in control if name not in ("type", "ttl"))
     return str(ttl)

@@ -137,11 +137,13 @@ def routes(service: Service) -> FastAPI:
 def create_app(service: Service) -> ASGIApp:
     app = routes(service)
     config = service.config
-    layered: ASGIApp = Calls(app, service.keys, service.metrics, service.tracer, GENERATION_PATHS, config.request_log)
+    layered: ASGIApp = Calls(
+        app, service.keys, service.metrics, service.tracer, GENERATION_PATHS, config.request_log, config.origins
+    )
     if config.cors_origins:
         layered = CORSMiddleware(
-            layered, allow_origins=config.cors_origins.split(","), allow_methods=["*"], allow_headers=["*"],
-            expose_headers=["x-request-id", "x-octavo-ignored"],
+            layered, allow_origins=config.origins, allow_methods=["*"], allow_headers=["*"],
+            expose_headers=["x-request-id", "request-id", "x-octavo-ignored", "retry-after"],
         )  # fmt: skip
     return layered
 

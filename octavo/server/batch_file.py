@@ -109,7 +109,7 @@ async def run_lines(
     lines: list[Line], run_one: RunOne, width: int, make_call: Callable[[], Call]
 ) -> AsyncIterator[dict[str, Any]]:
     """Entries of the output file as they come, at most `width` requests at once."""
-    waiting = iter(in_order_of_prefixes(lines))
+    waiting = iter(await asyncio.to_thread(in_order_of_prefixes, lines))
     running: set[asyncio.Task[dict[str, Any]]] = set()
     try:
         while True:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from octavo.server.access import Caller
-from octavo.server.batch_file import RunOne, read_lines, run_lines, written_ids
+from octavo.server.batch_file import Line, LineError, RunOne, read_lines, run_lines, written_ids
+from octavo.server.body import read_body
 from octavo.server.calls import Call, call_of
 from octavo.server.errors import ApiError, bad_request, json_response
-from octavo.server.files import FileStore, page, write_whole
+from octavo.server.files import FileStore, no_file, page, write_whole
 from octavo.server.parse import decode
 
 
@@ -61,6 +63,11 @@ class Batch(msgspec.Struct, kw_only=True):
     def is_open(self) -> bool:
         return self.status in ("in_progress", "cancelling")
 
+    def fail(self, errors: Iterable[LineError]) -> None:
+        self.status, self.failed_at = "failed", int(time.time())
+        told = [{"code": "invalid_request", "line": e.line, "message": str(e), "param": e.param} for e in errors]
+        self.errors = {"object": "list", "data": told}
+
 
 class Batches:
     """All batches of a server, run one after another."""
@@ -81,7 +88,7 @@ class Batches:
                 continue
             self._batches[batch.id] = batch
 
-    def create(self, fields: dict[str, Any], caller: Caller) -> Batch:
+    async def create(self, fields: dict[str, Any], caller: Caller) -> Batch:
         """Raises ApiError naming the field. A file with faults makes a batch that has failed, as OpenAI's does."""
         unknown = set(fields) - {"input_file_id", "endpoint", "completion_window", "metadata"}
         if unknown:
@@ -99,12 +106,13 @@ class Batches:
             id=f"batch_{os.urandom(12).hex()}", endpoint=str(endpoint), input_file_id=file.id, created_at=now,
             expires_at=now + 86400, metadata=metadata, tenant=caller.tenant, salt=caller.salt,
         )  # fmt: skip
-        lines, errors = read_lines(self._store.path(file.id), self._urls, only=batch.endpoint)
+        try:
+            lines, errors = await self._read(batch)
+        except OSError:  # deleted meanwhile
+            raise no_file(file.id) from None
         batch.total = len(lines)
         if errors:
-            batch.status, batch.failed_at = "failed", now
-            told = [{"code": "invalid_request", "line": e.line, "message": str(e), "param": e.param} for e in errors]
-            batch.errors = {"object": "list", "data": told}
+            batch.fail(errors)
         self._batches[batch.id] = batch
         self._save(batch)
         self.start()
@@ -145,24 +153,32 @@ class Batches:
 
     async def _run_all(self) -> None:
         while batch := next((b for b in self._batches.values() if b.is_open), None):
-            if batch.status == "in_progress":
-                self._work = asyncio.create_task(self._run(batch), name=batch.id)
-                try:
-                    await asyncio.wait((self._work,))
-                except asyncio.CancelledError:
-                    self._work.cancel()
-                    await asyncio.gather(self._work, return_exceptions=True)
-                    raise
-                if not self._work.cancelled():
-                    self._work.result()
-            self._finish(batch)
+            try:
+                if batch.status == "in_progress":
+                    await self._work_on(batch)
+                self._finish(batch)
+            except Exception as e:  # a full disk, an input file that is gone: the other batches go on
+                why = e.strerror if isinstance(e, OSError) else type(e).__name__
+                batch.fail([LineError(0, f"the batch cannot be run: {why}")])
+                with suppress(OSError):
+                    self._save(batch)
+
+    async def _work_on(self, batch: Batch) -> None:
+        """Until its requests are answered, or a client cancels it."""
+        self._work = asyncio.create_task(self._run(batch), name=batch.id)
+        try:
+            await asyncio.wait((self._work,))
+        except asyncio.CancelledError:
+            self._work.cancel()
+            await asyncio.gather(self._work, return_exceptions=True)
+            raise
+        if not self._work.cancelled():
+            self._work.result()
 
     async def _run(self, batch: Batch) -> None:
         batch.in_progress_at = batch.in_progress_at or int(time.time())
-        lines, _ = await asyncio.to_thread(
-            read_lines, self._store.path(batch.input_file_id), self._urls, only=batch.endpoint
-        )
-        done = [written_ids(path) for path in self._parts(batch)]
+        lines, _ = await self._read(batch)
+        done = [await asyncio.to_thread(written_ids, path) for path in self._parts(batch)]
         batch.completed, batch.failed = len(done[0]), len(done[1])
         lines = [line for line in lines if line.custom_id not in done[0] | done[1]]
         good, bad = self._parts(batch)
@@ -174,6 +190,12 @@ class Batches:
                 file.flush()
                 batch.completed += is_good
                 batch.failed += not is_good
+
+    async def _read(self, batch: Batch) -> tuple[Sequence[Line], Sequence[LineError]]:
+        """Beside the event loop: a file may have 200 MB."""
+        return await asyncio.to_thread(
+            read_lines, self._store.path(batch.input_file_id), self._urls, only=batch.endpoint
+        )
 
     def _finish(self, batch: Batch) -> None:
         now = int(time.time())
@@ -205,8 +227,8 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
 
     @router.post("")
     async def create(http: Request) -> Response:
-        fields = decode(await http.body())
-        return json_response(batches().create(fields, call_of(http).caller).body())
+        fields = decode(await read_body(http))
+        return json_response((await batches().create(fields, call_of(http).caller)).body())
 
     @router.get("")
     async def list_batches(http: Request) -> Response:

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import time
+from collections.abc import Container
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,7 +15,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.config import RequestLog
-from octavo.server.access import Caller, Keys
+from octavo.server.access import Caller, Keys, check_origin
 from octavo.server.docs import DOCS
 from octavo.server.errors import ANTHROPIC, ApiError
 from octavo.server.metrics import Metrics
@@ -22,8 +23,11 @@ from octavo.server.tracing import Tracer
 
 LOG = logging.getLogger("octavo.requests")
 
-OPEN_PATHS = ("/health", DOCS)
+OPEN_PATHS = ("/", "/health", DOCS)
 """Need no API key: liveness, which says nothing about anybody, and the page that asks for a key to read the rest."""
+
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+"""Change nothing."""
 
 QUIET_PATHS = ("/health", "/health/ready", "/metrics")
 """Polled by machines: logged only where they fail."""
@@ -118,18 +122,23 @@ class Calls:
         tracer: Tracer,
         generation_paths: frozenset[str],
         log: RequestLog,
+        origins: Container[str] = (),
     ) -> None:
+        """origins: of web pages that may use the server."""
         self._app = app
         self._keys = keys
         self._metrics = metrics
         self._tracer = tracer
         self._generation_paths = generation_paths
         self._log = log
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # uvicorn, which has the scope as it was, sends no body
+            scope = {**scope, "method": "GET"}
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         id = given.decode() if _ID.fullmatch(given) else os.urandom(12).hex()
@@ -153,6 +162,8 @@ class Calls:
             with is_open:
                 if scope["path"] not in OPEN_PATHS:
                     call.caller = self._keys.caller(headers)
+                if not self._keys.needed and scope["method"] not in SAFE_METHODS:
+                    check_origin(headers, self._origins)
                 if generates:
                     call.caller.enter()
                     entered = True

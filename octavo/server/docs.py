@@ -20,6 +20,11 @@ _HEADERS = {
 def add_docs_route(app: FastAPI) -> None:
     page = Path(__file__).with_name("docs.html").read_bytes()
 
+    @app.get("/")
+    async def root() -> Response:
+        """To the page."""
+        return Response(status_code=307, headers={"location": DOCS})
+
     @app.get(DOCS)
     async def docs() -> Response:
         """The API as a page for people, to read and to try."""

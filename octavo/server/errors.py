@@ -65,7 +65,9 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self, path: str = "") -> Response:
-        headers = {"retry-after": str(self.retry_after)} if self.retry_after else None
+        headers = {"retry-after": str(self.retry_after)} if self.retry_after else {}
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
         return json_response(self.body(path), self.status, headers)
 
     def event(self, path: str = "") -> bytes:

@@ -22,6 +22,9 @@ MAX_PRIORITY = 2**31 - 1
 MAX_SECONDS = 7 * 86400
 """Of a limit on time: longer ones are mistakes of the unit."""
 
+Name = Annotated[str, Meta(max_length=512)]
+"""Of a user or a salt: it is kept with what is counted and cached for them."""
+
 _LABEL = "Identifies a caller: accepted, without effect."
 
 
@@ -74,7 +77,7 @@ class GenerationRequest(StructuredFields, RequestBody, kw_only=True):
     best_of: Annotated[
         int | None, about("Candidates, of which the n best by logprob per token return. Beam search: its width.")
     ] = None
-    cache_salt: Annotated[str | None, about("Only requests of one salt share cached blocks.")] = None
+    cache_salt: Annotated[Name | None, about("Only requests of one salt share cached blocks.")] = None
     dry_allowed_length: Annotated[int | None, about("Tokens that may be repeated without penalty.")] = None
     dry_base: Annotated[float | None, about("Growth of the DRY penalty per repeated token. Default: 1.75.")] = None
     dry_multiplier: Annotated[float | None, about("Penalty on going on with a repetition (DRY); 0: none.")] = None
@@ -156,7 +159,7 @@ class GenerationRequest(StructuredFields, RequestBody, kw_only=True):
         None
     )
     use_beam_search: Annotated[bool | None, about("Search the most likely outputs instead of drawing them.")] = None
-    user: Annotated[str | None, about("Who asks: shares the machine fairly with other users.")] = None
+    user: Annotated[Name | None, about("Who asks: shares the machine fairly with other users.")] = None
     xtc_probability: Annotated[float | None, about("How often the likely tokens but the last are cut (XTC).")] = None
     xtc_threshold: Annotated[float | None, about("From which probability on a token is likely.")] = None
 

@@ -6,7 +6,9 @@ the directory does. A tenant sees its own files only.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -16,14 +18,18 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import FileResponse, Response
 
+from octavo.server.body import parts
 from octavo.server.calls import call_of
 from octavo.server.errors import ApiError, bad_request, json_response
 
 MAX_FILE = 200 * 2**20
 """Bytes of one file, as OpenAI has it for batches."""
+
+MAX_FORM = MAX_FILE + 2**20
+"""Bytes of the form that a file comes in."""
 
 MAX_STORED = 4 * 2**30
 """Bytes of all files together: uploads and results. Beyond it an upload is refused."""
@@ -88,7 +94,7 @@ class FileStore:
         """Raises ApiError 404, also for another tenant's."""
         file = self._files.get(id)
         if file is None or file.tenant != tenant:
-            raise ApiError(404, f"there is no file {id:.80}", param="file_id", code="not_found")
+            raise no_file(id)
         return file
 
     def list(self, tenant: str, purpose: str | None = None) -> list[StoredFile]:
@@ -106,6 +112,10 @@ class FileStore:
         return self.directory / f"{id}.json"
 
 
+def no_file(id: str) -> ApiError:
+    return ApiError(404, f"there is no file {id:.80}", param="file_id", code="not_found")
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """All of it or nothing, whenever the process ends."""
     part = path.with_suffix(".part")
@@ -119,21 +129,29 @@ def files_router(store: Callable[[], FileStore]) -> APIRouter:
 
     @router.post("")
     async def upload(http: Request) -> Response:
+        too_large = ApiError(413, f"the file is larger than {MAX_FILE} bytes", param="file")
         length = http.headers.get("content-length", "")
-        if length.isdigit() and int(length) > MAX_FILE + 2**20:
-            raise ApiError(413, f"the file is larger than {MAX_FILE} bytes", param="file")
+        if length.isdecimal() and int(length) > MAX_FORM:
+            raise too_large  # before it is sent
+        body = parts(http, MAX_FORM, too_large.message, "file")
+        if not http.headers.get("content-type", "").startswith("multipart/form-data"):
+            raise bad_request("file is required: a part of a form, multipart/form-data", "file")
         try:
-            async with http.form(max_files=1, max_fields=16) as form:
-                purpose, file = form.get("purpose"), form.get("file")
-                if purpose not in PURPOSES:
-                    raise bad_request(f"purpose must be one of {', '.join(PURPOSES)}, got {purpose!r:.80}", "purpose")
-                if not isinstance(file, UploadFile):
-                    raise bad_request("file is required: a part of the form with a file name", "file")
-                if form.get("expires_after") or any(name.startswith("expires_after[") for name in form):
-                    raise bad_request("expires_after is not supported: delete the file", "expires_after")
-                return json_response(_take(store(), file, str(purpose), call_of(http).caller.tenant).body())
+            form = await MultiPartParser(http.headers, body, max_files=1, max_fields=16).parse()
         except MultiPartException as e:
             raise bad_request(f"the body is not a form: {e.message}") from None
+        try:
+            purpose, file = form.get("purpose"), form.get("file")
+            if purpose not in PURPOSES:
+                raise bad_request(f"purpose must be one of {', '.join(PURPOSES)}, got {purpose!r:.80}", "purpose")
+            if not isinstance(file, UploadFile):
+                raise bad_request("file is required: a part of the form with a file name", "file")
+            if form.get("expires_after") or any(name.startswith("expires_after[") for name in form):
+                raise bad_request("expires_after is not supported: delete the file", "expires_after")
+            stored = await asyncio.to_thread(_take, store(), file, str(purpose), call_of(http).caller.tenant)
+            return json_response(stored.body())
+        finally:
+            await form.close()
 
     @router.get("")
     async def list_files(http: Request) -> Response:
@@ -158,9 +176,14 @@ def files_router(store: Callable[[], FileStore]) -> APIRouter:
 
 
 def page(http: Request, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """A list as OpenAI pages it, by `limit` and `after`."""
+    """A list, the newest first, as OpenAI pages it: by `order`, `limit` and `after`."""
+    order = http.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise bad_request(f"order must be asc or desc, got {order:.40}", "order")
+    if order == "asc":
+        entries = entries[::-1]
     limit = http.query_params.get("limit", "100")
-    if not limit.isdigit() or not 1 <= int(limit) <= 10000:
+    if not re.fullmatch("[0-9]{1,5}", limit) or not 1 <= int(limit) <= 10000:
         raise bad_request(f"limit must be between 1 and 10000, got {limit:.40}", "limit")
     after = http.query_params.get("after")
     if after is not None:
@@ -180,6 +203,10 @@ def _take(store: FileStore, file: UploadFile, purpose: str, tenant: str) -> Stor
     if store.num_bytes + size > MAX_STORED:
         raise ApiError(413, f"the files here take {store.num_bytes} bytes of {MAX_STORED}: delete some", param="file")
     id = store.new_id()
-    with open(store.path(id), "wb") as copy:
-        shutil.copyfileobj(file.file, copy)
-    return store.add(id, (file.filename or "file")[:255], purpose, tenant)
+    try:
+        with open(store.path(id), "wb") as copy:
+            shutil.copyfileobj(file.file, copy)
+        return store.add(id, (file.filename or "file")[:255], purpose, tenant)
+    except OSError as e:
+        store.path(id).unlink(missing_ok=True)
+        raise ApiError(507, f"the file cannot be kept here: {e.strerror}", param="file", code="storage_full") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from typing import Any
 
 from octavo.server.errors import ApiError, bad_request
@@ -28,9 +29,7 @@ def chat_messages(messages: list[dict[str, Any]], ignored: list[str]) -> list[di
     names: dict[str, str] = {}  # id of a call -> its tool
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
-        entry = _message(message, where)
-        unknown = (field for field, value in message.items() if field not in _KNOWN and value not in (None, []))
-        ignored.extend(f"{where}.{field}" for field in unknown)
+        entry = _message(message, where, ignored)
         for call in entry.get("tool_calls", ()):
             names[call["id"]] = call["function"]["name"]
         if entry["role"] == "tool" and entry["tool_call_id"] in names:
@@ -39,7 +38,7 @@ def chat_messages(messages: list[dict[str, Any]], ignored: list[str]) -> list[di
     return checked
 
 
-def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
+def _message(message: dict[str, Any], where: str, ignored: list[str]) -> dict[str, Any]:
     role = message.get("role")
     if role == "function":
         raise _refused(f"{where}.role 'function' is not supported: give results with role tool")
@@ -54,19 +53,20 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
             raise bad_request(f"{where}.{field} is only for role {owner}; this message has role {role}", "messages")
     if message.get("refusal") is not None:
         raise _refused(f"{where}.refusal is not supported: give it as content")
+    _name_unknown(message, _KNOWN, where, ignored)
     entry: dict[str, Any] = {"role": role}
     calls = message.get("tool_calls")
     if calls is not None and not isinstance(calls, list):
         raise bad_request(f"{where}.tool_calls must be a list", "messages")
     content = message.get("content")
-    entry["content"] = None if content is None and calls else _text(content, where)
+    entry["content"] = None if content is None and calls else _text(content, where, ignored)
     for field in ("name", "reasoning_content"):
         if message.get(field) is not None:
             entry[field] = _string(message[field], f"{where}.{field}")
     if calls:
         if len(calls) > MAX_CALLS:
             raise bad_request(f"{where}.tool_calls has {len(calls)} calls; at most {MAX_CALLS} are read", "messages")
-        entry["tool_calls"] = [_call(call, f"{where}.tool_calls[{j}]") for j, call in enumerate(calls)]
+        entry["tool_calls"] = [_call(call, f"{where}.tool_calls[{j}]", ignored) for j, call in enumerate(calls)]
     if role == "tool":
         if message.get("tool_call_id") is None:
             raise bad_request(
@@ -76,12 +76,14 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     return entry
 
 
-def _call(call: Any, where: str) -> dict[str, Any]:
+def _call(call: Any, where: str, ignored: list[str]) -> dict[str, Any]:
     if not isinstance(call, dict) or call.get("type", "function") != "function":
         raise bad_request(f"{where} must be of type function", "messages")
     function = call.get("function")
     if not isinstance(function, dict):
         raise bad_request(f"{where}.function is required: name and arguments", "messages")
+    _name_unknown(call, ("id", "type", "function"), where, ignored)
+    _name_unknown(function, ("name", "arguments"), f"{where}.function", ignored)
     name = _string(function.get("name"), f"{where}.function.name")
     arguments = _string(function.get("arguments") or "{}", f"{where}.function.arguments")
     try:
@@ -106,7 +108,11 @@ def _refused(message: str) -> ApiError:
     return bad_request(message, "messages", "unsupported_parameter")
 
 
-def _text(content: Any, where: str) -> str:
+def _name_unknown(given: dict[str, Any], known: Container[str], where: str, ignored: list[str]) -> None:
+    ignored.extend(f"{where}.{name}" for name, value in given.items() if name not in known and value not in (None, []))
+
+
+def _text(content: Any, where: str, ignored: list[str]) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -116,5 +122,6 @@ def _text(content: Any, where: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
             raise _refused(f"{where}.content[{j}]: parts of type {kind!r} are not supported, only text")
+        _name_unknown(part, ("type", "text"), f"{where}.content[{j}]", ignored)
         texts.append(_string(part.get("text"), f"{where}.content[{j}].text"))
     return "\n".join(texts)

@@ -85,6 +85,9 @@ class Options(msgspec.Struct):
     typical_p: float | None = None
 
 
+_DURATION = re.compile(r"-?([0-9]+(\.[0-9]*)?|([0-9]+(\.[0-9]*)?(ns|us|µs|ms|s|m|h))+)")
+"""Seconds, or a duration as Go writes it: 1h30m."""
+
 _OPTIONS = (
     "frequency_penalty, min_p, num_ctx (refused where the server's context is smaller), num_predict (-1, -2: the rest of "
     "the context), presence_penalty, repeat_last_n, repeat_penalty, seed (-1: drawn at random), stop, temperature, top_k, "
@@ -112,7 +115,7 @@ class OllamaRequest(RequestBody, kw_only=True):
 
     def check(self) -> None:
         kept = str(0 if self.keep_alive == 0 else self.keep_alive or "-1")
-        if not re.fullmatch(r"-?([0-9]+(\.[0-9]*)?(ns|us|ms|s|m|h)?)+", kept[:40]):
+        if not _DURATION.fullmatch(kept):
             raise bad_request(f"keep_alive {kept!r:.40} is no duration, as 5m or -1", "keep_alive")
         if not re.search("[1-9]", kept):
             raise bad_request(

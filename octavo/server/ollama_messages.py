@@ -27,7 +27,9 @@ def as_chat(messages: list[dict[str, Any]], ignored: list[str]) -> list[dict[str
         if calls:
             if not isinstance(calls, list):
                 raise bad_request(f"{where}.tool_calls must be a list", "messages")
-            entry["tool_calls"] = [_call(call, f"{where}.tool_calls[{j}]", f"{i}_{j}") for j, call in enumerate(calls)]
+            entry["tool_calls"] = [
+                _call(call, f"{where}.tool_calls[{j}]", f"{i}_{j}", ignored) for j, call in enumerate(calls)
+            ]  # fmt: skip
             open_calls += [(call["function"]["name"], call["id"]) for call in entry["tool_calls"]]
         if message.get("role") == "tool":
             _answer(entry, message, open_calls)
@@ -46,13 +48,15 @@ def _answer(entry: dict[str, Any], message: dict[str, Any], open_calls: list[tup
         entry["name"] = name
 
 
-def _call(call: Any, where: str, number: str) -> dict[str, Any]:
+def _call(call: Any, where: str, number: str, ignored: list[str]) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise bad_request(f"{where}.function is required: name and arguments", "messages")
     arguments = function.get("arguments") or {}
     if not isinstance(arguments, dict):
         raise bad_request(f"{where}.function.arguments must be a JSON object", "messages")
+    ignored.extend(f"{where}.{name}" for name in call if name not in ("id", "type", "function"))
+    ignored.extend(f"{where}.function.{name}" for name in function if name not in ("name", "arguments", "index"))
     return {
         "id": call.get("id") or f"call_{number}",
         "type": "function",

@@ -18,7 +18,7 @@ from octavo.pooling import Pooling
 from octavo.request import FinishReason, ParameterError, Terms
 from octavo.server.calls import Call
 from octavo.server.errors import ApiError, bad_request
-from octavo.server.fields import MAX_PRIORITY, RequestBody, about
+from octavo.server.fields import MAX_PRIORITY, Name, RequestBody, about
 from octavo.server.service import Service, new_id
 
 MAX_PROMPTS = 2048
@@ -32,7 +32,7 @@ class PooledRequest(RequestBody, kw_only=True):
         str | None, about("A name in /v1/models: of the model, or of a LoRA adapter; another is a 404.")
     ] = None
     add_special_tokens: Annotated[bool | None, about("Add what the tokenizer asks for, as BOS, to a text.")] = None
-    cache_salt: Annotated[str | None, about("Only requests of one salt share cached blocks.")] = None
+    cache_salt: Annotated[Name | None, about("Only requests of one salt share cached blocks.")] = None
     pooling: Annotated[
         Literal["last", "mean", "cls", "pooler"] | None,
         about(
@@ -51,7 +51,7 @@ class PooledRequest(RequestBody, kw_only=True):
             "that is scored together, the second text loses its end."
         ),
     ] = None
-    user: Annotated[str | None, about("Who asks: shares the machine fairly with other users.")] = None
+    user: Annotated[Name | None, about("Who asks: shares the machine fairly with other users.")] = None
 
 
 class Pooled:

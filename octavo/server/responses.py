@@ -148,11 +148,7 @@ def responses_router(service: Service) -> APIRouter:
     @router.get("/{id}/input_items")
     async def input_items(http: Request, id: str) -> Response:
         """The items that the request of a stored response brought."""
-        order = http.query_params.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise bad_request(f"order must be asc or desc, got {order:.40}", "order")
-        items = _get(http, id).items
-        return json_response(page(http, items if order == "asc" else items[::-1]))
+        return json_response(page(http, _get(http, id).items[::-1]))
 
     @router.delete("/{id}")
     async def delete(http: Request, id: str) -> Response:

@@ -14,7 +14,7 @@ from msgspec import Meta
 from octavo.request import MAX_LOGPROBS, ParameterError
 from octavo.server.chat_fields import ChatRequest
 from octavo.server.errors import bad_request
-from octavo.server.fields import MAX_PRIORITY, MAX_SECONDS, REFUSED, Refused, RequestBody, about
+from octavo.server.fields import MAX_PRIORITY, MAX_SECONDS, REFUSED, Name, Refused, RequestBody, about
 from octavo.server.structured import JsonSchema, ResponseFormat
 
 LOGPROBS = "message.output_text.logprobs"
@@ -79,7 +79,7 @@ class ResponsesRequest(RequestBody, kw_only=True):
     background: Annotated[bool | None, about("Answer at once; the response is made meanwhile, and got by its id.")] = (
         None
     )
-    cache_salt: Annotated[str | None, about(_AS_CHAT)] = None
+    cache_salt: Annotated[Name | None, about(_AS_CHAT)] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, about("Variables of the chat template.")] = None
     frequency_penalty: Annotated[float | None, about(_AS_CHAT)] = None
     ignore_eos: Annotated[bool | None, about(_AS_CHAT)] = None
@@ -146,7 +146,7 @@ class ResponsesRequest(RequestBody, kw_only=True):
     ] = None
     top_p: Annotated[float | None, about("Keep the most likely tokens that have this probability.")] = None
     ttft_timeout: Annotated[Annotated[float, Meta(gt=0, le=MAX_SECONDS)] | None, about(_AS_CHAT)] = None
-    user: Annotated[str | None, about("Who asks: shares the machine fairly with other users.")] = None
+    user: Annotated[Name | None, about("Who asks: shares the machine fairly with other users.")] = None
 
     @property
     def stored(self) -> bool:

@@ -10,6 +10,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from octavo.server.answer import Answer, events
+from octavo.server.body import read_body
 from octavo.server.calls import Call, call_of
 from octavo.server.chat import chat
 from octavo.server.completions import completion
@@ -47,12 +48,6 @@ OTHER_PATHS = frozenset({MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE, RESPONSES, SCOR
 
 GENERATION_PATHS = frozenset(BATCHED) | OTHER_PATHS
 """Count as open requests and against quotas."""
-
-MAX_BODY = 32 * 2**20
-"""Bytes of a request body: a prompt of a million tokens as JSON numbers takes 7 MB."""
-
-MAX_DISCARDED = 2**28
-"""Bytes read of a body that is too large: its client does not look for the refusal before it has sent all."""
 
 MAX_IGNORED = 2000
 """Characters of the header that names ignored fields: clients refuse large ones."""
@@ -100,20 +95,6 @@ async def answer_whole(service: Service, path: str, body: bytes, call: Call) -> 
         raise ApiError(503, service.trouble, code="not_ready", retry_after=1)
     answer, _ = await asyncio.to_thread(BATCHED[path], service, body, call)
     return await answer.body()
-
-
-async def read_body(http: Request) -> bytes:
-    """Raises ApiError 413 naming the limit."""
-    parts, size = [], 0
-    async for part in http.stream():
-        size += len(part)
-        if size <= MAX_BODY:
-            parts.append(part)
-        elif size > MAX_DISCARDED:
-            break
-    if size > MAX_BODY:
-        raise ApiError(413, f"the body is larger than {MAX_BODY} bytes")
-    return b"".join(parts)
 
 
 def ignored_header(names: list[str]) -> dict[str, str]:

@@ -14,10 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-import msgspec
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from octavo.config import ConfigError, ServerConfig
 from octavo.engine.client import EngineClient
@@ -26,7 +24,7 @@ from octavo.request import ParameterError
 from octavo.server.access import read_keys
 from octavo.server.app import create_app, start_batches
 from octavo.server.calls import log_to_stderr
-from octavo.server.errors import ApiError
+from octavo.server.protocol import Protocol
 from octavo.server.service import Service
 from octavo.server.tracing import NoTracer, OtlpTracer
 from octavo.text.template import read_template
@@ -73,7 +71,7 @@ def check_tls(config: ServerConfig) -> None:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(config.tls_cert, config.tls_key)
+        context.load_cert_chain(config.tls_cert, config.tls_key, lambda: b"")  # nobody is there to be asked for it
         if config.tls_client_ca is not None:
             context.load_verify_locations(config.tls_client_ca)
     except OSError as e:  # ssl.SSLError is one
@@ -121,16 +119,6 @@ async def _serve(
         await asyncio.gather(listening, serving, ending, preparing, return_exceptions=True)
 
 
-class _Protocol(HttpToolsProtocol):
-    """What is no HTTP is refused in the form of every other refusal."""
-
-    def send_400_response(self, msg: str) -> None:
-        body = msgspec.json.encode(ApiError(400, msg).body())
-        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
-        self.transport.write(head.encode() + b"\r\n\r\n" + body)
-        self.transport.close()
-
-
 class _Server(uvicorn.Server):
     """A first signal begins the drain instead of closing the listener; a second ends it."""
 
@@ -139,7 +127,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(service),
-                http=_Protocol,
+                http=Protocol,
                 ws="none",
                 lifespan="off",
                 log_level="warning",

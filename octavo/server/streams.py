@@ -8,6 +8,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from octavo.server.body import read_body
 from octavo.server.calls import call_of
 from octavo.server.errors import ApiError, bad_request, json_response
 from octavo.server.parse import decode
@@ -29,7 +30,7 @@ def add_stream_routes(app: FastAPI, service: Service) -> None:
     async def abort(http: Request) -> Response:
         """End a generation: its open choices finish with the reason "abort" and what they have."""
         try:
-            wanted = msgspec.convert(decode(await http.body()), AbortRequest)
+            wanted = msgspec.convert(decode(await read_body(http)), AbortRequest)
         except msgspec.ValidationError as e:
             raise bad_request(str(e), "id") from None
         generation = service.open.get(wanted.id)

@@ -19,6 +19,9 @@ _Schema = dict[str, Any] | bool
 
 _OBJECT: dict[str, Any] = {"type": "object"}
 
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+"""Of a text from anybody: each character is looked at a few times, whatever it is."""
+
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
@@ -184,8 +187,7 @@ def _of_grammar(field: str, grammar: str | None) -> Structured | None:
     """Lark, or GBNF, which alone defines by `::=`."""
     if grammar is None:
         return None
-    is_gbnf = re.search(r"^\s*[\w-]+\s*::=", grammar, re.MULTILINE) is not None
-    return Structured("gbnf" if is_gbnf else "lark", grammar, field)
+    return Structured("gbnf" if _GBNF_RULE.search(grammar) else "lark", grammar, field)
 
 
 def _of_tag_text(text: str | None, field: str) -> Structured | None:

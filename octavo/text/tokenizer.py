@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -89,9 +89,15 @@ class Tokenizer:
         """`encode` of each text, in parallel."""
         if parse_special and any(GUARD in text for text in texts):
             return [self._encode_guarded(text, add_special_tokens) for text in texts]
-        backend = self._backend if parse_special else self._literal_backend()
+
+        def encode(backend: tokenizers.Tokenizer) -> list[tokenizers.Encoding]:
+            encodings: list[tokenizers.Encoding] = backend.encode_batch_fast(
+                list(texts), add_special_tokens=add_special_tokens
+            )
+            return encodings
+
         try:
-            encodings = backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            encodings = encode(self._backend) if parse_special else self._literally(encode)
         except TypeError:
             _check_unicode(texts)
             raise
@@ -100,7 +106,7 @@ class Tokenizer:
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Pair]:
         """Two texts each in one, as the tokenizer joins them. Special tokens in the texts are ordinary text."""
         try:
-            encodings = self._literal_backend().encode_batch(list(pairs))
+            encodings = self._literally(lambda backend: backend.encode_batch(list(pairs)))
         except TypeError:
             _check_unicode([text for pair in pairs for text in pair])
             raise
@@ -144,9 +150,10 @@ class Tokenizer:
         return self._guards.guard(text)
 
     def copies_for(self, body: bytes) -> bool:
-        """Whether a chat of these bytes may be the first to spell a special token: the vocabulary is then copied once,
+        """Whether a request of these bytes may be the first to spell a special token: the vocabulary is then copied once,
         which takes half a second for 50,000 tokens."""
-        return not self._guards.made and (b"\\u" in body or self._guards.spelled(body))
+        made = self._guards.made and self._literal is not None
+        return not made and (b"\\u" in body or self._guards.spelled(body))
 
     @property
     def _guards(self) -> Guarded:
@@ -163,10 +170,24 @@ class Tokenizer:
         """Post-processors add what they add whatever the text holds, and some add what the files do not want."""
         return self._ends.fix(self._begins.fix(ids)[::-1])[::-1]
 
-    def _literal_backend(self) -> tokenizers.Tokenizer:
+    def _literally(
+        self, encode: Callable[[tokenizers.Tokenizer], list[tokenizers.Encoding]]
+    ) -> list[tokenizers.Encoding]:
+        """Encodings in which special tokens of the texts are ordinary text. Where none was found it makes no difference,
+        and no copy is needed."""
+        found = encode(self._backend)
+        if not any(self._holds_special(encoding) for encoding in found):
+            return found
         if self._literal is None:
             self._literal = literal(self._backend, self.special_ids)
-        return self._literal
+        return encode(self._literal)
+
+    def _holds_special(self, encoding: tokenizers.Encoding) -> bool:
+        """Beside those that the post-processor added."""
+        return any(
+            token in self.special_ids and not added
+            for token, added in zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+        )
 
 
 def _pair(encoding: tokenizers.Encoding) -> Pair:
