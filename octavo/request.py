@@ -101,6 +101,10 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
+class GateError(RuntimeError):
+    """A gate will never open, and the request that waits for it is not at fault (HTTP 500)."""
+
+
 class Gate(Protocol):
     """What a waiting request waits for beside its turn. Looked at between steps, by the thread of the engine."""
 
@@ -109,7 +113,7 @@ class Gate(Protocol):
         """What is waited for, in a word that metrics can carry: "leader", "grammar", "disk"."""
 
     def is_open(self) -> bool:
-        """Cheap, for it is called before each step. Raises ParameterError where the gate will never open."""
+        """Cheap, for it is called before each step. Raises ParameterError or GateError where the gate will never open."""
 
 
 class Constraint(Protocol):

@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jsonschema
@@ -21,7 +22,7 @@ from octavo.grammar.compiler import NUM_THREADS, Compilation, Compiler
 from octavo.grammar.matcher import Matcher
 from octavo.grammar.source import MAX_NESTING, Refused, compiled, grammar_of
 from octavo.grammar.vocabulary import load_vocabulary
-from octavo.request import MAX_STRUCTURED, ParameterError, Structured
+from octavo.request import MAX_STRUCTURED, GateError, ParameterError, Structured
 from octavo.server.structured import StructuredFields
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from tests.schemas import SCHEMAS
@@ -66,6 +67,12 @@ def refusal(compilation: Compilation) -> str:
     with pytest.raises(ParameterError) as caught:
         until(compilation.is_open)
     assert caught.value.param == compilation.structured.field
+    return str(caught.value)
+
+
+def failed(compilation: Compilation) -> str:
+    with pytest.raises(GateError) as caught:
+        until(compilation.is_open)
     return str(caught.value)
 
 
@@ -323,9 +330,32 @@ def test_a_trial_process_that_was_killed_is_replaced(compiler: Compiler) -> None
     until(compiler.compile(Structured.choice(["b"])).is_open)
 
 
+def test_a_failure_is_not_the_grammars_fault_and_is_not_kept(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the process for trials: it does not answer in time, or is killed meanwhile."""
+    grammar = Structured.choice(["a", "b"])
+    monkeypatch.setattr("octavo.grammar.compiler.WALL_SECONDS", 1e-6)
+    late = compiler.compile(grammar)
+    failed(late)
+    monkeypatch.undo()
+    again = compiler.compile(grammar)
+    assert again is not late
+    until(again.is_open)
+    assert compiler.num_refused == 0
+    trials = compiler._trials
+    assert trials is not None
+    os.kill(trials._process.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor() as threads:
+        verdict = threads.submit(trials.run, grammar)
+        os.kill(trials._process.pid, signal.SIGKILL)
+        with pytest.raises(OSError, match="has ended|pipe|reset"):
+            verdict.result()
+
+
 def test_a_model_without_a_tokenizer_says_so(tmp_path: Path) -> None:
     compiler = Compiler(str(tmp_path), VOCAB_SIZE, [END], lambda: None)
-    assert "tokenizer" in refusal(compiler.compile(Structured.choice(["a"])))
+    assert "tokenizer" in failed(compiler.compile(Structured.choice(["a"])))
     compiler.close()
 
 

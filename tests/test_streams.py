@@ -20,6 +20,7 @@ from octavo.config import EngineConfig
 from octavo.engine.client import MAX_PENDING, MAX_PENDING_PER_CHOICE, EngineClient, SlowReader, Stream
 from octavo.engine.messages import Progress
 from octavo.engine.supervisor import EngineProcess
+from octavo.request import FinishReason
 from octavo.server.errors import ApiError
 from octavo.server.resume import MAX_BYTES, ResumableStream, ResumableStreams
 from tests.serving import Server
@@ -301,6 +302,11 @@ def test_a_reader_that_is_too_slow_is_told(data: Path) -> None:
         assert client._leaving == {"a": 2} and "a" not in client._streams
         with pytest.raises(SlowReader, match="so slowly that 4608 parts"):
             await anext(stream)
+        ending = client._streams["b"] = Stream(client, "b", 2)
+        for i in range(MAX_PENDING + 2 * MAX_PENDING_PER_CHOICE):
+            ending._push(Progress("b", 0, i, [5], [], 0))
+        ending._push(Progress("b", 0, 9999, [5], [], 0, FinishReason.LENGTH))
+        assert client._leaving == {"a": 2, "b": 1}  # the end of the other choice is still to come
         context.destroy(linger=0)
 
     asyncio.run(scenario())

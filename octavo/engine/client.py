@@ -311,15 +311,15 @@ class Stream(AsyncIterator[Progress]):
             self._client._leave(self.id, num_open)
 
     def _push(self, progress: Progress) -> None:
+        if progress.finish_reason is not None:
+            self._open -= 1
+            if self._open == 0:
+                self._client._streams.pop(self.id, None)
         if len(self._items) >= self._most:
             self._slow = True
             self._leave()
             return
         self._items.append(progress)
-        if progress.finish_reason is not None:
-            self._open -= 1
-            if self._open == 0:
-                self._client._streams.pop(self.id, None)
         self._wake()
 
     def _fail(self, reason: str) -> None:

@@ -20,7 +20,7 @@ from octavo.grammar.matcher import Matcher
 from octavo.grammar.source import Refused, compiled
 from octavo.grammar.trial import CPU_SECONDS, MEMORY_BYTES, NICENESS, Launch, Verdict
 from octavo.grammar.vocabulary import load_vocabulary
-from octavo.request import ParameterError, Structured
+from octavo.request import GateError, ParameterError, Structured
 
 CACHE_BYTES = 256 << 20
 CACHE_ENTRIES = 256
@@ -35,6 +35,9 @@ END_SECONDS = 1
 WALL_SECONDS = 120
 """For a trial, where the machine is busy."""
 
+DEATH_SECONDS = 0.2
+"""The kernel closes the sockets of a process that was killed before it can be waited for."""
+
 
 class Compilation:
     """A grammar that is, or will be, ready for use: the gate of the requests that wait for it."""
@@ -44,13 +47,13 @@ class Compilation:
     def __init__(self, structured: Structured) -> None:
         self.structured = structured
         self.num_bytes = ENTRY_BYTES + len(structured.text)
-        self.error: str | None = None
+        self.error: ParameterError | GateError | None = None
         self._ready: tuple[LLMatcher, LLTokenizer, int] | None = None
 
     def is_open(self) -> bool:
-        """Raises ParameterError where the grammar is refused."""
+        """Raises ParameterError where the grammar is refused, GateError where compiling failed."""
         if self.error is not None:
-            raise ParameterError(self.structured.field, self.error)
+            raise self.error.with_traceback(None)  # it is raised for each who asks
         return self._ready is not None
 
     def start(self) -> Matcher:
@@ -86,7 +89,7 @@ class Compiler:
             self._cache[finished.structured] = finished
         self._shrink()
         known = self._cache.get(structured) or self._pending.get(structured)
-        if known is not None:
+        if known is not None and not isinstance(known.error, GateError):
             if structured in self._cache:
                 self._cache.move_to_end(structured)
             self.num_reused += 1
@@ -118,17 +121,19 @@ class Compiler:
         compilation = asked()
         if compilation is None:  # the clients have left
             return
-        ready, error = None, None
+        ready: tuple[LLMatcher, LLTokenizer, int] | None = None
+        error: ParameterError | GateError | None = None
         try:
             ready = self._compile(compilation)
         except Refused as e:
-            error = str(e)
-        except Exception as e:  # a client waits
-            error = f"grammars cannot be compiled: {type(e).__name__}: {e}"
+            error = ParameterError(compilation.structured.field, str(e))
+        except Exception as e:  # a client waits; who asks next may have more luck
+            error = GateError(f"grammars cannot be compiled: {type(e).__name__}: {e}")
         with self._lock:
             self.num_compiled += ready is not None
-            self.num_refused += error is not None
-        self._finished.append(compilation)
+            self.num_refused += isinstance(error, ParameterError)
+        if not isinstance(error, GateError):
+            self._finished.append(compilation)
         compilation.error, compilation._ready = error, ready
         self._wake()
 
@@ -175,7 +180,7 @@ class _Trials:
         return self._process.poll() is None
 
     def run(self, structured: Structured) -> Verdict | None:
-        """None: killed by a limit. OSError where the process has ended, or does not answer."""
+        """None: killed by a limit. Raises OSError where the process has ended, or does not answer."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -184,7 +189,13 @@ class _Trials:
             ours.sendall(msgspec.msgpack.encode(structured))
             ours.shutdown(socket.SHUT_WR)
             answer = b"".join(iter(lambda: ours.recv(1 << 16), b""))
-        return msgspec.msgpack.decode(answer, type=Verdict) if answer else None
+        if answer:
+            return msgspec.msgpack.decode(answer, type=Verdict)
+        try:
+            self._process.wait(DEATH_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+        raise OSError("the process for trials has ended")
 
 
 def _end(process: subprocess.Popen[bytes], jobs: socket.socket) -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 
-from octavo.request import ParameterError
+from octavo.request import GateError, ParameterError
 from octavo.sched.fairness import FairShares
 from octavo.sched.live import Live
 
@@ -119,14 +119,14 @@ class WaitingQueue:
         self._take_out(live)
         self._aside[live] = live.request.gates[0].reason
 
-    def look_at_gates(self, now: float) -> list[tuple[Live, ParameterError]]:
+    def look_at_gates(self, now: float) -> list[tuple[Live, ParameterError | GateError]]:
         """Put back those whose gates have opened. Returns those whose gates never will; they stay."""
         failed = []
         for live in list(self._aside):
             gates = live.request.gates
             try:
                 gates[:] = [gate for gate in gates if not gate.is_open()]
-            except ParameterError as error:
+            except (ParameterError, GateError) as error:
                 failed.append((live, error))
                 continue
             if gates and gates[0].reason == self._aside[live]:

@@ -18,7 +18,7 @@ from octavo.cache.blocks import BLOCK_SIZE
 from octavo.cache.kv import KvCache
 from octavo.cache.match import Match
 from octavo.explain import Explanation
-from octavo.request import Constraint, FinishReason, Request
+from octavo.request import Constraint, FinishReason, ParameterError, Request
 from octavo.sched.admission import Admission, Fetch
 from octavo.sched.beam import BeamSearch
 from octavo.sched.budget import StepBudget, Want
@@ -148,7 +148,8 @@ class Scheduler:
         now = self._clock()
         self._num_steps += 1
         for live, error in self._queue.look_at_gates(now):
-            self._drop(live, FinishReason.ERROR, str(error), error.param)
+            param = error.param if isinstance(error, ParameterError) else None
+            self._drop(live, FinishReason.ERROR, str(error), param)
         for missed in self._deadlines.missed(now):
             self._drop(missed.live, FinishReason.TIMEOUT, missed.message, missed.field)
         draft = Draft(self._limits.max_tokens, self._limits.max_rows)
