@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 
-from tests.waiting import until
+from tests.waiting import SECONDS, until
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,7 +43,7 @@ class Server:
             errors = self._errors()
             self.errors.close()
             raise RuntimeError(f"the server ended: {errors}")
-        self.http = httpx.Client(base_url=self.url, timeout=180)
+        self.http = httpx.Client(base_url=self.url, timeout=SECONDS)
 
     @property
     def engine_pid(self) -> int:
@@ -77,12 +80,44 @@ class Server:
         """Until a series has this value."""
         until(lambda: self.metric(name) == value, every=0.02)
 
+    def wait_idle(self) -> None:
+        """Until the engine has nothing to do and holds nothing."""
+        self.wait_for("octavo_http_requests_open", 0)
+        for name in ("octavo_requests_running", "octavo_requests_waiting", "octavo_kv_blocks_held"):
+            self.wait_for(name, 0)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """The engine's process stands still meanwhile: what was sent to it is neither begun nor ended."""
+        pid = self.engine_pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    @contextmanager
+    def connected(self) -> Iterator[socket.socket]:
+        address = httpx.URL(self.url)
+        with socket.create_connection((address.host, address.port or 0), timeout=SECONDS) as connection:
+            yield connection
+
+    @contextmanager
+    def asking(self, path: str, body: dict[str, Any]) -> Iterator[socket.socket]:
+        """A client that has sent a request, and leaves with the block whatever was answered."""
+        content = json.dumps(body).encode()
+        with self.connected() as connection:
+            connection.sendall(
+                f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
+            )
+            yield connection
+
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Exit code and what was written to standard error."""
         self.http.close()
         if self.process.poll() is None:
             self.process.send_signal(number)
-        self.process.communicate(timeout=40)
+        self.process.communicate(timeout=SECONDS)
         return self.process.returncode, self._errors()
 
     def _errors(self) -> str:
@@ -106,7 +141,7 @@ class Server:
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
     chunks = []
-    lines = [line for line in response.iter_lines() if line]
+    lines = [line for line in response.iter_lines() if line and not line.startswith(":")]  # no comments
     assert lines[-1] == "data: [DONE]", lines[-1]
     for line in lines[:-1]:
         assert line.startswith("data: ")

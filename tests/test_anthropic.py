@@ -416,9 +416,3 @@ def test_what_is_not_known_is_named(server: Server) -> None:
     assert sum(answer.json()["usage"][name] for name in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")) == (
         server.post(MESSAGES, without).json()["usage"]["input_tokens"]
     )  # fmt: skip
-
-
-def test_a_client_that_leaves_ends_its_answer(server: Server) -> None:
-    with server.http.stream("POST", MESSAGES, json=body(stream=True, max_tokens=900)) as response:
-        next(iter(response.iter_lines()))
-    server.wait_for("octavo_requests_running", 0)

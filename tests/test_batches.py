@@ -19,6 +19,7 @@ from octavo.server.batch_file import Line, in_order_of_prefixes, read_lines
 from octavo.server.body import parts
 from octavo.server.errors import ApiError
 from octavo.server.files import FileStore
+from tests.endless import CONTEXT, NUM_TOKENS
 from tests.serving import ROOT, Server
 from tests.waiting import until
 
@@ -40,7 +41,8 @@ def requests(count: int) -> str:
 def server(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     keys = tmp_path_factory.mktemp("keys") / "keys.toml"
     keys.write_text("\n".join(f'[[key]]\nname = "{name}"\nkey = "{name}"' for name in ("alice", "bob")))
-    with Server(data / "arch" / "llama", "--max-num-seqs", "4", "--api-key-file", str(keys)) as running:
+    options = ("--max-num-seqs", "4", "--max-model-len", str(CONTEXT), "--api-key-file", str(keys))
+    with Server(data / "arch" / "llama", *options) as running:
         running.http.headers["authorization"] = "Bearer alice"
         yield running
 
@@ -192,15 +194,18 @@ def test_tenants_do_not_see_each_other(server: Server, client: openai.OpenAI) ->
     assert finished(client, mine).status == "completed"
 
 
-def test_cancel(client: openai.OpenAI) -> None:
-    lines = [request_line(f"r{i}", prompt=[7, i], max_tokens=100, ignore_eos=True) for i in range(400)]
+def test_cancel(server: Server, client: openai.OpenAI) -> None:
+    """Three requests end, and then as many as may run at once do not before they are ended."""
+    length = [5] * 3 + [NUM_TOKENS] * 20
+    lines = [request_line(f"r{i}", prompt=[i + 100], max_tokens=n, ignore_eos=True) for i, n in enumerate(length)]
     id = upload(client, "\n".join(lines))
     batch = client.batches.create(input_file_id=id, endpoint=COMPLETIONS, completion_window="24h")
-    until(lambda: completed(client, batch.id) >= 3)
+    until(lambda: completed(client, batch.id) == 3)
     client.batches.cancel(batch.id)
     ended = finished(client, batch.id)
     assert ended.status == "cancelled"
-    assert 3 <= len(entries(client, ended.output_file_id)) == ended.request_counts.completed < 400
+    assert set(entries(client, ended.output_file_id)) == {"r0", "r1", "r2"} and ended.request_counts.completed == 3
+    server.wait_idle()
     with pytest.raises(openai.BadRequestError, match="nothing to cancel"):
         client.batches.cancel(batch.id)
 

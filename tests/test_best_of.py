@@ -110,19 +110,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(server: Server, fields: dict
     assert response.json()["error"]["param"] == param, response.text
 
 
-def test_a_search_whose_client_leaves_is_aborted(server: Server) -> None:
-    body = {"prompt": "Hello", "n": 8, **BEAMS, "max_tokens": 200}
-    with (
-        pytest.raises(openai.APITimeoutError),
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as c,
-    ):
-        c.completions.create(
-            model="tiny", prompt="Hello", n=8, max_tokens=200, timeout=0.05,
-            extra_body={k: v for k, v in body.items() if k not in ("prompt", "n", "max_tokens")},
-        )  # fmt: skip
-    server.wait_for("octavo_requests_running", 0)
-
-
 def test_offline_best_of(llm: LLM) -> None:
     params = SamplingParams(n=5, seed=3, max_tokens=10, logprobs=0)
     (all_five,) = llm.generate("Hello", params)

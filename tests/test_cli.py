@@ -16,13 +16,14 @@ import octavo
 from octavo import LLM, SamplingParams
 from octavo.cli.options import make_config, read_config
 from octavo.config import ConfigError, EngineConfig, ServerConfig
+from tests.waiting import SECONDS
 
 ROOT = Path(__file__).parents[1]
 
 
 def run(*arguments: Any, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "octavo.cli.main", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, input=stdin.encode(), capture_output=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, input=stdin.encode(), capture_output=True, timeout=SECONDS)
     return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 

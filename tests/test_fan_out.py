@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 from pathlib import Path
@@ -23,9 +24,8 @@ class FanOut:
     """An engine, and what it held while it computed."""
 
     def __init__(self, model: Path) -> None:
-        self.engine = Engine(
-            EngineConfig(model=str(model), max_model_len=1200, kv_cache_memory=64 << 20, num_threads=1)
-        )
+        config = EngineConfig(model=str(model), max_model_len=1200, kv_cache_memory=64 << 20, num_threads=1)
+        self.engine = Engine(dataclasses.replace(config, target_itl=3600.0))  # nobody falls behind on a slow machine
         self.num_cached: dict[tuple[str, int], int] = {}
         self.num_scores: Counter[str] = Counter()
         self.waste: list[float] = []  # slots per sequence, step by step

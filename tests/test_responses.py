@@ -299,15 +299,6 @@ def test_background(client: openai.OpenAI, server: Server) -> None:
     assert client.responses.cancel(made.id).status == done.status
 
 
-def test_cancelled_responses(client: openai.OpenAI, server: Server) -> None:
-    fields: dict[str, Any] = {"background": True, "max_output_tokens": 900, "ignore_eos": True}
-    made = make(client, **fields)
-    assert client.responses.cancel(made.id).status == "cancelled"
-    assert finished(client, made.id).status == "cancelled"
-    client.responses.delete(make(client, **fields).id)
-    server.wait_for("octavo_requests_running", 0)
-
-
 def test_a_background_response_that_fails_tells_why(client: openai.OpenAI) -> None:
     odd = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "odd"}}}
     made = make(client, background=True, text=odd)
@@ -319,7 +310,7 @@ def test_tenants_and_quotas(data: Path, tmp_path: Path) -> None:
     """A tenant sees its own responses; what is made in the background counts against the quota of its key."""
     keys = tmp_path / "keys.toml"
     keys.write_text(
-        "\n".join(f'[[key]]\nname = "{name}"\nkey = "{name}"\ntokens_per_minute = 60' for name in ("alice", "bob"))
+        "\n".join(f'[[key]]\nname = "{name}"\nkey = "{name}"\ntokens_per_minute = 1' for name in ("alice", "bob"))
     )
     with thinking_server(data, tmp_path, "--api-key-file", str(keys)) as server:
         alice, bob = ({"authorization": f"Bearer {name}"} for name in ("alice", "bob"))

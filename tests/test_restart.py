@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import shutil
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from octavo.cache import tiers
+from octavo.cache.transfers import NICENESS
 from octavo.config import ConfigError, EngineConfig
 from octavo.engine.client import EngineClient
 from octavo.engine.core import Engine
@@ -24,7 +25,7 @@ from octavo.models import build_graph
 from octavo.request import SamplingParams, Terms, TokenLogprobs
 from octavo.weights.checkpoint import open_checkpoint
 from tests.random_adapter import random_adapter
-from tests.waiting import until
+from tests.waiting import SECONDS, until, until_async
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=4, logprobs=3, ignore_eos=True)
 LENGTH = 700  # of a prompt that is kept at once, 43 blocks and a rest
@@ -89,7 +90,7 @@ def disk(tmp_path: Path, model: Path) -> Path:
     """Holds the blocks of prompt(1), written by an engine that has ended."""
     first = engine(model, tmp_path / "kv")
     ask(first, prompt(1))
-    first.close()
+    first.close(SECONDS)
     return tmp_path / "kv"
 
 
@@ -121,17 +122,15 @@ def test_a_process_leaves_its_blocks(tmp_path: Path, model: Path, end: str) -> N
         config = EngineConfig(model=str(model), max_model_len=1200, num_threads=1, disk_cache=str(tmp_path))
         client = EngineClient.launch(config)
         await client.ready()
-        while not client.stats.disk_open:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: client.stats.disk_open)
         assert [p async for p in client.submit(Add("a", prompt(1), PARAMS, 0))]
         if end == "killed when idle":
-            while len(files(tmp_path)) < NUM_BLOCKS:
-                await asyncio.sleep(0.01)
+            await until_async(lambda: len(files(tmp_path)) == NUM_BLOCKS)
             os.kill(client.process.pid, signal.SIGKILL)
             await client.wait_dead()
-        await client.close()
+        await client.close(SECONDS)
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(main())
     assert len(files(tmp_path)) == NUM_BLOCKS
     assert ask(engine(model, tmp_path), prompt(1)) == (alone(model, prompt(1)), NUM_BLOCKS * 16)
 
@@ -153,7 +152,7 @@ def test_short_prompts_are_kept_when_they_are_reused(tmp_path: Path, model: Path
     for seed in (1, 2, 3):
         ask(first, prompt(seed, 200))
     ask(first, [*prompt(2, 160), *prompt(4, 20)])
-    first.close()
+    first.close(SECONDS)
     assert len(files(tmp_path)) == 10
     again = engine(model, tmp_path)
     assert [ask(again, prompt(seed, 200))[1] for seed in (1, 2)] == [0, 160]
@@ -254,7 +253,7 @@ def test_blocks_of_an_adapter_are_of_its_content(tmp_path: Path, model: Path) ->
     own = ask(first, prompt(1), adapter=adapter)[0]
     plain = ask(first, prompt(1))[0]
     assert own != plain == alone(model, prompt(1))
-    first.close()
+    first.close(SECONDS)
     renamed, same = with_adapter("renamed", seed=1)
     assert same == adapter
     assert ask(renamed, prompt(1), adapter=same) == (own, NUM_BLOCKS * 16)
@@ -275,11 +274,34 @@ def test_a_bound_of_bytes(tmp_path: Path, model: Path) -> None:
     first = engine(model, tmp_path, disk_cache_size=size)
     for seed in range(8):
         ask(first, prompt(seed))
-    first.close()
+    first.close(SECONDS)
+    assert first.stats().disk_blocks_written == 8 * NUM_BLOCKS
     total = sum(path.stat().st_size for path in files(tmp_path))
     assert 0.5 * size < total <= size and first.stats().disk_blocks_removed > 0
     again = engine(model, tmp_path, disk_cache_size=size)
     assert ask(again, prompt(7))[1] == NUM_BLOCKS * 16 and ask(again, prompt(0))[1] == 0
+
+
+def test_what_is_left_is_written_at_the_priority_of_who_waits(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the engine ends, at a lower one. A write that was begun then is ended first."""
+    first = engine(model, tmp_path)
+    transfers, niceness = first.loaded.tier._transfers, list[int]()
+    writer, write = transfers._writer, transfers.store.write
+
+    def watched(*args: Any) -> None:
+        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        if len(niceness) == 1:
+            until(lambda: transfers._writer is not writer)
+        write(*args)
+
+    monkeypatch.setattr(transfers.store, "write", watched)
+    ask(first, prompt(1))
+    first.close(SECONDS)
+    ours = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert niceness == [min(19, ours + NICENESS)] + [ours] * (NUM_BLOCKS - 1)
+    assert len(files(tmp_path)) == NUM_BLOCKS
 
 
 @pytest.mark.parametrize("fault", ["directory gone", "file in its place", "no files can be made"])
@@ -337,7 +359,7 @@ def test_a_disk_that_never_answers_is_waited_for_once(disk: Path, model: Path, m
     monkeypatch.setattr(tiers, "UNMEASURED_SECONDS", 0.2)
     again, answers = engine(model, disk), threading.Event()
     store = again.loaded.tier._transfers.store
-    monkeypatch.setattr(store, "read", lambda *args: answers.wait(60) and None)
+    monkeypatch.setattr(store, "read", lambda *args: answers.wait(SECONDS) and None)
     again.loaded.tier.rates.compute_seconds = lambda start, stop: 0.0
     assert ask(again, prompt(1)) == (alone(model, prompt(1)), 0)
     answers.set()
@@ -346,13 +368,14 @@ def test_a_disk_that_never_answers_is_waited_for_once(disk: Path, model: Path, m
 
 def test_a_slow_disk_is_not_waited_for(disk: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A load that takes longer than computing is given up, and not tried again."""
-    again = engine(model, disk)
+    again, given_up, count = engine(model, disk), threading.Event(), itertools.count()
     store = again.loaded.tier._transfers.store
     read = store.read
-    monkeypatch.setattr(store, "read", lambda *args: (time.sleep(0.2), read(*args))[1])
+    monkeypatch.setattr(store, "read", lambda *args: (next(count) < 2 or given_up.wait(SECONDS), read(*args))[1])
     again.loaded.tier.rates.compute_seconds = lambda start, stop: 0.1
     again.loaded.tier.rates.seconds_per_byte = 1e-12
     answer, num_cached = ask(again, prompt(1))
-    assert num_cached < LENGTH - 16 and answer == alone(model, prompt(1))
+    assert num_cached <= 2 * 16 and answer == alone(model, prompt(1))
+    given_up.set()
     assert not again.loaded.tier.rates.worth_loading(8192, 0.1)
     again.close()

@@ -27,7 +27,7 @@ from octavo.server.chat_fields import ChatRequest
 from octavo.server.completion_fields import CompletionRequest
 from octavo.server.protocol import Protocol
 from tests.serving import Server, events
-from tests.waiting import until
+from tests.waiting import SECONDS, busy_share, until
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -158,7 +158,7 @@ def test_bad_bodies(server: Server) -> None:
 def test_what_is_no_http(server: Server) -> None:
     for data in (b"\x16\x03\x01\x02\x00\x01\x00", b"FOO / HTTP/1.1\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n",
                  b"CONNECT x:1 HTTP/1.1\r\n\r\n"):  # fmt: skip
-        with _connected(server) as client, client.makefile("rb") as answer:
+        with server.connected() as client, client.makefile("rb") as answer:
             client.sendall(data)
             head, _, body = answer.read().partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
@@ -171,7 +171,7 @@ def test_heads_without_end(server: Server) -> None:
         b"GET / HTTP/1.1\r\nx: " + b"a" * 2**18,
         b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 2**16,
     ):
-        with _connected(server) as client, client.makefile("rb") as answer:
+        with server.connected() as client, client.makefile("rb") as answer:
             client.sendall(endless)
             assert answer.readline() == b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
 
@@ -218,7 +218,7 @@ def test_names_of_template_variables_are_free(server: Server) -> None:
 
 def test_client_that_leaves_while_it_sends(data: Path) -> None:
     with Server(data / "arch" / "llama") as server:
-        with _connected(server) as client:
+        with server.connected() as client:
             client.sendall(f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{{".encode())
             server.wait_for("octavo_http_requests_open", 1)
         server.wait_for("octavo_http_requests_open", 0)
@@ -313,7 +313,7 @@ def test_engine_death_ends_streams_and_server(data: Path) -> None:
         error = msgspec.json.decode(last[-1].removeprefix("data: "))["error"]
         assert (error["type"], error["code"]) == ("server_error", "engine_dead")
         assert "SIGKILL" in error["message"]
-        assert server.process.wait(10) == 1
+        assert server.process.wait(SECONDS) == 1
         assert server.end()[1].strip().endswith("error: the engine process was ended by signal SIGKILL")
 
 
@@ -324,20 +324,20 @@ def test_sigterm_drains(data: Path) -> None:
         body = {"messages": HELLO, "stream": True, "max_tokens": 5, "ignore_eos": True}
         with server.http.stream("POST", CHAT, json=body) as response:
             server.process.send_signal(signal.SIGTERM)
-            with httpx.Client(base_url=server.url) as other:
+            with httpx.Client(base_url=server.url, timeout=SECONDS) as other:
                 until(lambda: other.get("/health/ready").status_code == 503)
                 assert other.get("/health").status_code == 200
                 _refused(other.post(CHAT, json={"messages": HELLO}), 503, None)
             os.kill(engine, signal.SIGCONT)
             assert events(response)[-1]["choices"][0]["finish_reason"] == "length"
-        assert server.process.wait(10) == 0
+        assert server.process.wait(SECONDS) == 0
 
 
 def test_drain_waits_for_a_request_that_is_being_read(data: Path) -> None:
     body = msgspec.json.encode({"prompt": "Hello", "max_tokens": 3})
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
     with Server(data / "arch" / "llama") as server:
-        with _connected(server) as slow:
+        with server.connected() as slow:
             slow.sendall(head.encode() + body[:5])
             server.wait_for("octavo_http_requests_open", 1)
             server.process.send_signal(signal.SIGTERM)
@@ -345,20 +345,20 @@ def test_drain_waits_for_a_request_that_is_being_read(data: Path) -> None:
             time.sleep(0.2)  # some looks of the drain
             slow.sendall(body[5:])
             assert slow.makefile("rb").readline().split()[1] == b"200"
-        assert server.process.wait(10) == 0
+        assert server.process.wait(SECONDS) == 0
 
 
 def test_drain_has_an_end(data: Path) -> None:
     with Server(data / "arch" / "llama", "--drain-seconds", "0.2") as server:
-        os.kill(server.engine_pid, signal.SIGSTOP)
+        engine = server.engine_pid
+        os.kill(engine, signal.SIGSTOP)
         with server.http.stream("POST", CHAT, json={"messages": HELLO, "stream": True}) as response:
             server.process.send_signal(signal.SIGTERM)
-            time.sleep(0.5)
-            os.kill(server.engine_pid, signal.SIGCONT)
             last = [line for line in response.iter_lines() if line][-1]
+            os.kill(engine, signal.SIGCONT)
         error = msgspec.json.decode(last.removeprefix("data: "))["error"]
         assert (error["type"], "was shut down" in error["message"]) == ("server_error", True)
-        assert server.process.wait(10) == 0
+        assert server.process.wait(SECONDS) == 0
         assert server.end()[1].startswith("ending: open requests have 0.2 s to finish")
 
 
@@ -372,21 +372,14 @@ def test_port_in_use(data: Path) -> None:
 
 def test_a_port_is_taken_before_the_model_is_loaded() -> None:
     """Two servers that start at once: the second is told so."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with _bind("127.0.0.1", port), pytest.raises(ConfigError, match="Address already in use"):
-        _bind("127.0.0.1", port)
+    with _bind("127.0.0.1", 0) as first, pytest.raises(ConfigError, match="Address already in use"):
+        _bind("127.0.0.1", first.getsockname()[1])
 
 
 def test_idle_costs_nothing(server: Server) -> None:
     """Under 1 % of a processor, both processes together."""
-    pids = (server.process.pid, server.engine_pid)
     server.complete(prompt="Hello")
-    time.sleep(0.5)
-    before = sum(map(_cpu_seconds, pids))
-    time.sleep(4)
-    assert sum(map(_cpu_seconds, pids)) - before < 0.04
+    until(lambda: busy_share(server.process.pid, server.engine_pid) < 0.01)
 
 
 def _refused(response: httpx.Response, status: int, param: Any) -> None:
@@ -397,13 +390,3 @@ def _refused(response: httpx.Response, status: int, param: Any) -> None:
     assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
     if param is not ...:
         assert error["param"] == param, error
-
-
-def _connected(server: Server) -> socket.socket:
-    address = httpx.URL(server.url)
-    return socket.create_connection((address.host, address.port or 0), timeout=10)
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -23,9 +23,10 @@ from rich.console import Console
 from octavo import LLM, SamplingParams
 from octavo.cli.conversation import Piece
 from octavo.cli.screen import MarkdownWriter, whole_blocks
+from tests.endless import CONTEXT, NUM_TOKENS
 from tests.serving import ROOT, Server
+from tests.waiting import SECONDS
 
-SECONDS = 60
 PROMPT = "<prompt>"
 PARAMS = SamplingParams(temperature=0, max_tokens=8)
 FLAGS = ["--max-tokens", "8", "--temperature", "0", "--top-p", "1"]
@@ -62,6 +63,11 @@ class Terminal:
             alive = time.monotonic() < deadline and self._take()
             assert alive, f"no {text!r} in {self.text[self._read :]!r}"
         self._read = found + len(text)
+
+    def wait_for_more(self, count: int) -> None:
+        """Until so many characters are shown behind what was waited for before."""
+        while len(self.text) < self._read + count:
+            assert self._take(), f"no more than {self.text[self._read :]!r}"
 
     def code(self) -> int:
         """Exit code, once it has ended."""
@@ -147,18 +153,18 @@ def test_terminal(model: Path, answers: Mapping[str, str], tmp_path: Path) -> No
 
 
 def test_interrupt_ends_the_answer_and_not_the_chat(model: Path, tmp_path: Path) -> None:
-    endless = ["--max-tokens", 400, "--temperature", 1, "--no-history", "--seed", 1]
+    endless = ["--max-tokens", NUM_TOKENS, "--max-model-len", CONTEXT, "--temperature", 1, "--no-history", "--seed", 1]
     with Terminal("chat", model, *endless, home=tmp_path) as terminal:
         terminal.wait_for(PROMPT)
         terminal.type("/set ignore_eos true\r")
         terminal.wait_for(PROMPT)
         terminal.type("Hello\r")
         terminal.wait_for("Hello")
-        time.sleep(0.3)
+        terminal.wait_for_more(50)
         terminal.type("\x03")
         terminal.wait_for(PROMPT)
         terminal.type("/stats\r")
-        terminal.wait_for("ended by ")
+        terminal.wait_for("ended by you")
         terminal.wait_for(PROMPT)
         terminal.type("/exit\r")
         assert terminal.code() == 0

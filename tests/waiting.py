@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-SECONDS = 60.0
+SECONDS = 300.0
 """Far more than anything here takes on a busy machine: only what never happens fails."""
 
 
@@ -24,3 +26,16 @@ async def until_async(reached: Callable[[], object], every: float = 0.005) -> No
     while not reached():
         assert time.monotonic() < end, f"did not happen within {SECONDS:.0f} s"
         await asyncio.sleep(every)
+
+
+def busy_share(*pids: int) -> float:
+    """Of one processor, what these processes take of the next second. Idle ones, which what went before may disturb for a
+    while, have a second of under 1 % sooner or later; those that poll or spin have none."""
+
+    def seconds() -> float:
+        stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+        return sum(int(stat[11]) + int(stat[12]) for stat in stats) / os.sysconf("SC_CLK_TCK")
+
+    before, began = seconds(), time.monotonic()
+    time.sleep(1.0)
+    return (seconds() - before) / (time.monotonic() - began)

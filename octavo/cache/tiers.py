@@ -47,7 +47,7 @@ SHARE = 0.1
 MIN_SECONDS = 0.002
 
 STOP_SECONDS = 2.0
-"""To keep what is still to be kept when the engine ends; its parent waits for 5."""
+"""To keep what is still to be kept when the engine ends, unless its parent says how long it waits."""
 
 BATCH = 16
 """Blocks that are put into the cache at once."""
@@ -115,6 +115,7 @@ class DiskTier:
             return
         atexit.unregister(self.stop)
         end = time.monotonic() + seconds
+        self._transfers.hurry()
         while self._candidates and self._store is not None and time.monotonic() < end:
             self._copy_out(self._transfers, math.inf)
             time.sleep(0.001)  # for a buffer

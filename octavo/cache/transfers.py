@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ STAGING_BYTES = 2**25
 MIN_BUFFERS = 4
 
 NICENESS = 10
-"""Of the writer: nobody waits for it, and it shares the cores with the kernels."""
+"""Of the writer: until the engine ends nobody waits for it, and it shares the cores with the kernels."""
 
 STOP_SECONDS = 1.0
 """For a thread to end what it is about."""
@@ -160,6 +161,14 @@ class Transfers:
         """Let the engine call `DiskTier.work` soon. From any thread."""
         os.eventfd_write(self._wakeup, 1)
 
+    def hurry(self) -> None:
+        """From now on somebody waits for what is saved: it is written at the priority of this thread."""
+        hurried = threading.Thread(target=self._take_over, args=(self._writer,), name=self._writer.name, daemon=True)
+        with suppress(RuntimeError):  # the interpreter is ending, and starts no thread any more
+            hurried.start()
+            self._writer = hurried
+            self._saves.put(_Touch([], 0))  # lets the one before see it
+
     def stop(self, seconds: float) -> None:
         """End both threads; what was given to `save` is written within `seconds`, or not at all."""
         self._loads.put(None)
@@ -176,8 +185,16 @@ class Transfers:
     # The writer
 
     def _write_all(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        os.nice(NICENESS)  # of this thread alone
         self._guard(self._open)
+        self._write_jobs()
+
+    def _take_over(self, before: threading.Thread) -> None:
+        before.join()
+        self._write_jobs()
+
+    def _write_jobs(self) -> None:
+        """Until the end, or until another thread takes over."""
         looked = time.monotonic()
         while True:
             try:
@@ -195,6 +212,8 @@ class Transfers:
             if time.monotonic() > looked + REFRESH_SECONDS:
                 self._guard(self._refresh)
                 looked = time.monotonic()
+            if threading.current_thread() is not self._writer:
+                return
 
     def _open(self) -> None:
         store = self._open_store()

@@ -39,8 +39,11 @@ from octavo.engine.supervisor import EngineProcess
 from octavo.explain import Explanation
 from octavo.weights.adapter_config import AdapterError
 
-CLOSE_SECONDS = 5.0
-"""An engine that was told to end gets this long: a step, not a drain."""
+KEEP_SECONDS = 2.0
+"""An engine that was told to end may take so long to write what its disk cache is to keep."""
+
+CLOSE_SECONDS = 3.0
+"""And gets so much longer: a step, not a drain."""
 
 
 MAX_PENDING = 4096
@@ -178,19 +181,19 @@ class EngineClient:
         """Forget an adapter, as soon as those that use it have ended. Raises EngineDead."""
         await self._ask(UnloadAdapter(next(self._tickets), digest))
 
-    async def close(self) -> None:
+    async def close(self, keep_seconds: float = KEEP_SECONDS) -> None:
         """End the engine, at once for open requests. May be called again."""
         if self._closed:
             return
         self._closed = True
         loop = asyncio.get_running_loop()
-        told = self.process.alive and self._send(Shutdown())
+        told = self.process.alive and self._send(Shutdown(keep_seconds))
         if self._loop is not None:
             loop.remove_reader(self._events.fileno())
             loop.remove_reader(self.process.lifeline)
-        await loop.run_in_executor(None, self.process.stop, CLOSE_SECONDS if told else 0)
-        if self._loop is not None and not self._dead.done():
-            self._end("the engine was shut down before the answer was complete")
+            if not self._dead.done():  # streams are told before the engine has ended: it may be in a long step
+                self._end("the engine was shut down before the answer was complete")
+        await loop.run_in_executor(None, self.process.stop, keep_seconds + CLOSE_SECONDS if told else 0)
         self._context.destroy(linger=0)
 
     async def _ask(self, command: Explain | Flush | LoadAdapter | UnloadAdapter) -> Reply:

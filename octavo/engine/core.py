@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from octavo.cache.tiers import STOP_SECONDS
 from octavo.config import EngineConfig
 from octavo.engine.load import Report, load
 from octavo.engine.messages import Abort, Add, LoadAdapter, Progress, Reply, Stats, StepOutput, UnloadAdapter
@@ -59,12 +60,12 @@ class Engine:
         if self.loaded.packed is not None:
             self.loaded.packed.start()
 
-    def close(self) -> None:
-        """Keep on disk what is to be kept there, within seconds. The engine is of no use afterwards."""
+    def close(self, keep_seconds: float = STOP_SECONDS) -> None:
+        """Keep on disk what is to be kept there, within `keep_seconds`. The engine is of no use afterwards."""
         if self._compiler is not None:
             self._compiler.close()
         if self._tier is not None:
-            self._tier.stop()
+            self._tier.stop(keep_seconds)
         if self.loaded.packed is not None:
             self.loaded.packed.stop()
 

@@ -88,7 +88,9 @@ class UnloadAdapter(msgspec.Struct, tag="unload_adapter", frozen=True):
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
-    pass
+    """End, at once for open requests."""
+
+    keep_seconds: float  # to write to the disk cache what is to be kept there
 
 
 Command = Add | Abort | Explain | Flush | LoadAdapter | UnloadAdapter | Shutdown

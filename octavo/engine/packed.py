@@ -97,7 +97,7 @@ class PackedCache:
                 self._thread.join(STOP_SECONDS)
 
     def _write(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        os.nice(NICENESS)  # of this thread alone
         try:
             image = self._image(self._digest.take())
             self._writing = True

@@ -80,7 +80,7 @@ class Channel:
 
 
 def serve(engine: Engine, channel: Channel, launch: Launch) -> None:
-    """Run until Shutdown or until the parent has gone."""
+    """Run until Shutdown or until the parent has gone, and end the engine."""
     looked = 0.0
     output: StepOutput | None = None
     while True:
@@ -90,6 +90,7 @@ def serve(engine: Engine, channel: Channel, launch: Launch) -> None:
             engine.check()
         while (command := channel.receive()) is not None:
             if isinstance(command, Shutdown):
+                engine.close(command.keep_seconds)
                 return
             reply = _apply(engine, command)
             if reply is not None:
@@ -103,6 +104,7 @@ def serve(engine: Engine, channel: Channel, launch: Launch) -> None:
             looked = time.monotonic()
             if os.getppid() != launch.parent_pid:
                 shutil.rmtree(os.path.dirname(launch.commands.removeprefix("ipc://")), ignore_errors=True)
+                engine.close()
                 return
             if output is None:
                 channel.send(StepOutput(launch.epoch, [], engine.stats()))
@@ -140,7 +142,6 @@ def main() -> int:
         gc.freeze()  # what is loaded stays: never walk over it again
         channel.send(engine.loaded.ready(launch.epoch, python_seconds))
         serve(engine, channel, launch)
-        engine.close()
     except (ConfigError, GraphError, CheckpointError) as e:
         channel.send(Failed(str(e)))
         return 1

@@ -208,4 +208,4 @@ def _end(process: subprocess.Popen[bytes], jobs: socket.socket) -> None:
 
 
 def _be_nice() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    os.nice(NICENESS)  # of this thread alone
