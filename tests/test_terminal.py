@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -41,9 +42,8 @@ class Terminal:
         self._master, slave = pty.openpty()
         env = {**os.environ, "TERM": "xterm", "HOME": str(home), "PROMPT_TOOLKIT_NO_CPR": "1", **environment}
         command = [sys.executable, "-m", "octavo.cli.main", *map(str, arguments)]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env=env, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
-        )
+        # Of a session of its own, whose terminal this is: an interrupt is sent to nobody else, and to it.
+        self.process = subprocess.Popen(command, cwd=ROOT, env=env, preexec_fn=partial(os.login_tty, slave))
         os.close(slave)
         self._raw = b""
         self._read = 0  # characters of `text` that were waited for

@@ -84,6 +84,7 @@ class LocalModel:
                     for line in event.splitlines():
                         if (chunk := read_chunk(line)) is not None:
                             on_chunk(chunk)
+                    await asyncio.sleep(0)  # an interrupt is heard here, where the engine is faster than the screen
 
         self._run(follow())
 
