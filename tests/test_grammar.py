@@ -353,7 +353,7 @@ def test_a_failure_is_not_the_grammars_fault_and_is_not_kept(
     with ThreadPoolExecutor() as threads:
         verdict = threads.submit(trials.run, grammar)
         os.kill(trials._process.pid, signal.SIGKILL)
-        with pytest.raises(OSError, match="has ended|pipe|reset"):
+        with pytest.raises(OSError, match=r"has ended|pipe|reset"):
             verdict.result()
 
 
