@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from octavo.pooling import HEADS, Pooling
 
-F64 = NDArray[np.float64]
+if TYPE_CHECKING:  # a server that embeds nothing starts without
+    import numpy as np
+    from numpy.typing import NDArray
+
+    F64 = NDArray[np.float64]
 
 
 class Pool:
@@ -33,7 +34,7 @@ class Pool:
 
     def take(self, states: NDArray[Any]) -> None:
         """Of the next tokens that were wanted, [n, hidden size]."""
-        for state in states.astype(np.float64):
+        for state in states.astype("float64"):
             self._sum = state if self._sum is None else self._sum + state
         self._num_taken += len(states)
 
@@ -45,8 +46,8 @@ class Pool:
 
 def embedding(vector: F64, normalize: bool = True) -> NDArray[np.float32]:
     """With a Euclidean norm of 1; a vector of zeros stays."""
-    norm = float(np.sqrt(np.sum(vector * vector)))
-    return (vector / norm if normalize and norm > 0 else vector).astype(np.float32)
+    norm = math.sqrt((vector * vector).sum())
+    return (vector / norm if normalize and norm > 0 else vector).astype("float32")
 
 
 def logistic(score: float) -> float:
@@ -61,5 +62,7 @@ def similarities(first: Sequence[NDArray[Any]], second: Sequence[NDArray[Any]]) 
 
 def _cosine(a: NDArray[Any], b: NDArray[Any]) -> float:
     """0 where one is all zeros."""
+    import numpy as np
+
     norms = float(np.sqrt(np.sum(a * a) * np.sum(b * b)))
     return min(1.0, max(-1.0, float(np.sum(a * b)) / norms)) if norms > 0 else 0.0

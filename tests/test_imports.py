@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": {"llm", "outputs", "request"},
 }  # fmt: skip
 
-HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "typer", "rich", "jinja2", "prometheus_client", "tokenizers")
+HEAVY = ("torch", "transformers", "starlette", "uvicorn", "typer", "rich", "jinja2", "prometheus_client", "tokenizers")
 """What the engine process must not load: it starts without."""
 
 

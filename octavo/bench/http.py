@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
+import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+import msgspec
+import uvloop
+
 from octavo.config import ConfigError
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """On the event loop that takes the least."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
 
 
 class Sent(NamedTuple):
@@ -59,14 +70,13 @@ class Target:
 
     async def model(self) -> str:
         """The first that it serves."""
-        status, body, writer = await self._request("GET", "/v1/models", b"")
-        answer = b"".join([data async for data in body])
-        writer.close()
+        status, body = _content(await self._pieces("GET", "/v1/models", b""), self.url)
+        answer = b"".join(piece.data for piece in body)
         if status != 200:
             raise ConfigError(f"{self.url}: /v1/models gives status {status}: {answer[:200]!r}")
         try:
-            return str(json.loads(answer)["data"][0]["id"])
-        except (ValueError, LookupError, TypeError):
+            return str(msgspec.json.decode(answer)["data"][0]["id"])
+        except (msgspec.DecodeError, LookupError, TypeError):
             raise ConfigError(f"{self.url}: /v1/models names no model") from None
 
     async def complete(self, prompt: Sequence[int] | str, max_tokens: int, **fields: Any) -> Sent:
@@ -76,73 +86,126 @@ class Target:
             "stream_options": {"include_usage": True}, **fields,
         }  # fmt: skip
         began = time.perf_counter()
-        status, answer, writer = await self._request("POST", "/v1/completions", json.dumps(body).encode())
-        answered = time.perf_counter() - began
-        events: list[tuple[float, int]] = []
-        usage: dict[str, Any] = {}
-        error = ""
-        try:
-            if status != 200:
-                error = b"".join([data async for data in answer]).decode(errors="replace").strip()
-            async for data in sse_data(answer):
-                if not data.startswith(b"{"):
-                    continue
-                chunk = json.loads(data)
-                usage = chunk.get("usage") or usage
-                for choice in chunk.get("choices", ()):
-                    if "token_ids" in choice:
-                        events.append((time.perf_counter(), len(choice["token_ids"] or ())))
-                    elif choice.get("text"):
-                        events.append((time.perf_counter(), 1))
-        finally:
-            writer.close()
-        times = [at for at, count in events for _ in range(count)]
-        missing = int(usage.get("completion_tokens", len(times))) - len(times)
-        if times and missing > 0:  # several in one event, by a server that does not say which
-            times += times[-1:] * missing
-        return Sent(status, began, answered, times, error)
+        pieces = await self._pieces("POST", "/v1/completions", msgspec.json.encode(body))
+        status, content = _content(pieces, self.url)
+        answered = pieces[0].at - began
+        if status != 200:
+            error = b"".join(piece.data for piece in content).decode(errors="replace").strip()
+            return Sent(status, began, answered, [], error)
+        times: list[float] = []
+        num_tokens = 0
+        for at, data in sse_data(content):
+            if not data.startswith(b"{"):
+                continue
+            chunk = _decode(data)
+            if chunk.usage is not None:
+                num_tokens = chunk.usage.completion_tokens
+            for choice in chunk.choices:
+                if choice.token_ids is not msgspec.UNSET:
+                    times += [at] * len(choice.token_ids or ())
+                elif choice.text:
+                    times.append(at)
+        if times:  # several in one event, by a server that does not say which
+            times += times[-1:] * (num_tokens - len(times))
+        return Sent(status, began, answered, times, "")
 
-    async def _request(
-        self, method: str, path: str, body: bytes
-    ) -> tuple[int, AsyncIterator[bytes], asyncio.StreamWriter]:
-        """Status, the body of the answer in pieces of any size, and what has to be closed."""
-        reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=2**24)
+    async def _pieces(self, method: str, path: str, body: bytes) -> list[Piece]:
+        """What comes until the server closes the connection."""
         head = f"{method} {self._base}{path} HTTP/1.1\r\n{self._headers}content-length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
-        line = await reader.readline()
-        if not line.startswith(b"HTTP/1."):
-            raise ConfigError(f"{self.url}: no answer by HTTP: {line[:80]!r}")
-        status = int(line.split()[1])
-        chunked = False
-        while header := (await reader.readline()).strip():
-            name, _, value = header.lower().partition(b":")
-            chunked |= name == b"transfer-encoding" and value.strip() == b"chunked"
-        return status, _chunks(reader) if chunked else _until_closed(reader), writer
-
-
-async def _until_closed(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while data := await reader.read(2**16):
-        yield data
-
-
-async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Of HTTP/1.1's chunked transfer coding (RFC 9112, 7.1)."""
-    while size := int((await reader.readline()).partition(b";")[0] or b"0", 16):
+        loop = asyncio.get_running_loop()
+        transport, kept = await loop.create_connection(_Kept, self._host, self._port, ssl=self._tls)
         try:
-            yield await reader.readexactly(size)
-        except asyncio.IncompleteReadError as e:  # the server is gone
-            yield e.partial
-        await reader.readline()
+            transport.write(head.encode() + body)
+            return await kept.whole
+        finally:
+            transport.close()
 
 
-async def sse_data(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of each event of a stream (WHATWG HTML, server-sent events), however it was cut on its way."""
+class Piece(NamedTuple):
+    at: float  # when it came
+    data: bytes
+
+
+class _Kept(asyncio.Protocol):
+    """Keeps what comes. It is read when all is there: who is measured on the same machine shall have its processors."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+        self.whole: asyncio.Future[list[Piece]] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self._pieces.append(Piece(time.perf_counter(), data))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.whole.done():
+            self.whole.set_result(self._pieces)
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+
+_decode = msgspec.json.Decoder(_Chunk).decode
+
+
+def _content(pieces: list[Piece], url: str) -> tuple[int, list[Piece]]:
+    """Status and content of an answer by HTTP/1.1. Raises ConfigError where it is none."""
+    whole = b"".join(piece.data for piece in pieces)
+    head, _, _ = whole.partition(b"\r\n\r\n")
+    line, *headers = head.lower().split(b"\r\n")
+    if not line.startswith(b"http/1.") or len(line.split()) < 2:
+        raise ConfigError(f"{url}: no answer by HTTP: {whole[:80]!r}")
+    passed, content = len(head) + 4, []
+    for at, data in pieces:
+        if len(data) > passed:
+            content.append(Piece(at, data[passed:]))
+        passed = max(0, passed - len(data))
+    chunked = any(re.fullmatch(rb"transfer-encoding:\s*chunked\s*", header) for header in headers)
+    return int(line.split()[1]), list(_unchunked(content)) if chunked else content
+
+
+def _unchunked(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Of the chunked transfer coding (RFC 9112, 7.1)."""
+    rest, left = b"", 0  # not looked at yet; of a chunk what is to come, with the line end behind it
+    for at, data in pieces:
+        rest += data
+        while rest:
+            if left > 2:
+                content = rest[: left - 2]
+                yield Piece(at, content)
+                rest, left = rest[len(content) :], left - len(content)
+            elif left:
+                cut = min(left, len(rest))
+                rest, left = rest[cut:], left - cut
+            else:
+                line, ended, behind = rest.partition(b"\r\n")
+                if not ended:
+                    break
+                left = int(line.partition(b";")[0], 16) + 2
+                if left == 2:
+                    return
+                rest = behind
+
+
+def sse_data(body: Iterable[Piece]) -> Iterator[Piece]:
+    """The data of each event of a stream (WHATWG HTML, server-sent events), with the moment at which it was whole,
+    however it was cut on its way."""
     rest, lines = b"", list[bytes]()
-    async for piece in body:
-        *whole, rest = (rest + piece).split(b"\n")
+    for at, data in body:
+        *whole, rest = (rest + data).split(b"\n")
         for line in whole:
             if line.startswith(b"data:"):
                 lines.append(line.removeprefix(b"data:").removeprefix(b" ").rstrip(b"\r"))
             elif not line.strip() and lines:
-                yield b"\n".join(lines)
+                yield Piece(at, b"\n".join(lines))
                 lines.clear()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from octavo.bench.http import Sent, Target
+from octavo.bench.http import Sent, Target, run
 from octavo.bench.report import Result, Runs, result
 from octavo.bench.served import served
 from octavo.config import EngineConfig, offline
@@ -115,10 +115,10 @@ def _over_http(config: EngineConfig, num_streams: int, input_len: int, output_le
     """Output tokens per second of streams over HTTP, as a share of `speed`."""
     with served(config) as server:
         target = Target(server.url)
-        asyncio.run(_stream(target, num_streams, input_len, output_len))  # to warm up
+        run(_stream(target, num_streams, input_len, output_len))  # to warm up
         before, own = _process_seconds(server.pid), time.process_time()
         started = time.perf_counter()
-        asyncio.run(_stream(target, num_streams, input_len, output_len))
+        run(_stream(target, num_streams, input_len, output_len))
         seconds = time.perf_counter() - started
         after, own = _process_seconds(server.pid), time.process_time() - own
     num_tokens = num_streams * output_len

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 from urllib.request import urlopen
 
-from octavo.bench.http import Sent, Target
+from octavo.bench.http import Sent, Target, run
 from octavo.bench.report import Result, Runs, result
 from octavo.bench.served import served
 from octavo.bench.stall import percentile
@@ -94,7 +94,7 @@ def _measure(target: Target, server: Server, load: Workload, runs: Runs) -> list
         model = await target.model() if server.model is None else server.model
         return [await one_run(target, model, load, draw) for _ in runs]
 
-    return asyncio.run(each())[1:]
+    return run(each())[1:]
 
 
 async def one_run(target: Target, model: str, load: Workload, draw: random.Random) -> Run:

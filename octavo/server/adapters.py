@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, ClassVar
 
-from fastapi import FastAPI, Request
 from msgspec import Meta
+from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.engine.client import EngineDead, NamedAdapter
@@ -17,6 +17,7 @@ from octavo.server.errors import ApiError, bad_request, json_response
 from octavo.server.fields import Refused, RequestBody, about
 from octavo.server.parse import parse
 from octavo.server.routes import ignored_header
+from octavo.server.routing import Routes
 from octavo.server.service import Service
 from octavo.weights.adapter_config import AdapterError
 
@@ -48,10 +49,10 @@ class UnloadAdapterRequest(RequestBody, kw_only=True):
     lora_name: Annotated[_Name, about("The name in /v1/models.")]
 
 
-def add_adapter_routes(app: FastAPI, service: Service) -> None:
+def add_adapter_routes(routes: Routes, service: Service) -> None:
     turn = asyncio.Lock()  # names and slots change one at a time
 
-    @app.post(LOAD)
+    @routes.post(LOAD)
     async def load(http: Request) -> Response:
         """Load a LoRA adapter, beside what is being served. A wrong one is a 400 that names the tensor or key."""
         check_admin(service, http)
@@ -61,7 +62,7 @@ def add_adapter_routes(app: FastAPI, service: Service) -> None:
         call_of(http).answer_id = request.lora_name
         return json_response(service.card(request.lora_name), headers=ignored_header(ignored))
 
-    @app.post(UNLOAD)
+    @routes.post(UNLOAD)
     async def unload(http: Request) -> Response:
         """Forget a LoRA adapter: no new request finds it, and its memory is free when the last that uses it has ended."""
         check_admin(service, http)

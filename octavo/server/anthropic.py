@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from fastapi import FastAPI, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.anthropic_answer import PING, MessagesAnswer
@@ -22,6 +22,7 @@ from octavo.server.generation import Prompt
 from octavo.server.messages import chat_messages
 from octavo.server.parse import parse
 from octavo.server.routes import COUNT_TOKENS, MESSAGES, ignored_header, prepared
+from octavo.server.routing import Routes
 from octavo.server.service import Service, new_id
 from octavo.server.stream import EventStream, WholeAnswer
 from octavo.text.chat import ChatOptions, ChatPrompt
@@ -42,8 +43,8 @@ class _Read(NamedTuple):
     marked: Marked
 
 
-def add_message_routes(app: FastAPI, service: Service) -> None:
-    @app.post(MESSAGES)
+def add_message_routes(routes: Routes, service: Service) -> None:
+    @routes.post(MESSAGES)
     async def messages(http: Request) -> Response:
         """The next message of a conversation, in Anthropic's form."""
         _check_version(http)
@@ -55,7 +56,7 @@ def add_message_routes(app: FastAPI, service: Service) -> None:
         seconds, waits = service.config.sse_ping_seconds, answer.generation.may_be_refused
         return EventStream(answer.events(), headers, seconds, waits=waits, ping=PING)
 
-    @app.post(COUNT_TOKENS)
+    @routes.post(COUNT_TOKENS)
     async def count_tokens(http: Request) -> Response:
         """How many input tokens such a conversation has."""
         _check_version(http)

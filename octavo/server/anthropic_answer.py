@@ -7,7 +7,6 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from pydantic_core import from_json
 
 from octavo.request import FinishReason
 from octavo.server.anthropic_cache import Marked
@@ -188,6 +187,8 @@ def whole(events: list[Event]) -> dict[str, Any]:
 
 def _input(arguments: str) -> dict[str, Any]:
     """Of a call that was cut off, what is complete. What is no JSON object at all is told as the text that it is."""
+    from pydantic_core import from_json  # not at the start: few answers need it
+
     try:
         value = from_json(arguments or "{}", allow_partial=True)
     except ValueError:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 
-from fastapi import FastAPI, Request
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from octavo import __version__
 from octavo.server.adapters import add_adapter_routes
 from octavo.server.anthropic import add_message_routes
-from octavo.server.batches import Batches, batches_router
+from octavo.server.batches import Batches, add_batch_routes
 from octavo.server.calls import Calls, call_of
 from octavo.server.chat import chat
 from octavo.server.completions import completion
@@ -22,120 +22,125 @@ from octavo.server.debug import add_debug_routes
 from octavo.server.docs import add_docs_route
 from octavo.server.embeddings import EMBEDDINGS, embeddings
 from octavo.server.errors import ApiError, json_response
-from octavo.server.files import files_router
-from octavo.server.ollama import ollama_router
+from octavo.server.files import add_file_routes
+from octavo.server.ollama import add_ollama_routes
 from octavo.server.openapi import add_openapi_route
 from octavo.server.rerank import RERANK, SCORE, rerank, score
-from octavo.server.responses import responses_router
+from octavo.server.responses import add_response_routes
 from octavo.server.routes import BATCHED, CHAT, COMPLETIONS, GENERATION_PATHS, answer_whole, answered, generate
+from octavo.server.routing import Routes
 from octavo.server.service import Service
 from octavo.server.streams import add_stream_routes
 from octavo.server.tokenize import add_token_routes
 
 
-def routes(service: Service) -> FastAPI:
-    """All of them, without what surrounds each call."""
-    app = FastAPI(title="Octavo", docs_url=None, redoc_url=None, openapi_url=None)
+def routes(service: Service) -> Routes:
+    """All of them."""
+    routes = Routes()
 
-    @app.post(COMPLETIONS)
+    @routes.post(COMPLETIONS)
     async def completions(http: Request) -> Response:
         """The text that goes on where each prompt ends."""
         return await generate(service, http, completion)
 
-    @app.post(CHAT)
+    @routes.post(CHAT)
     async def chat_completions(http: Request) -> Response:
         """The next message of a conversation."""
         return await generate(service, http, chat)
 
-    @app.post(EMBEDDINGS)
+    @routes.post(EMBEDDINGS)
     async def embed(http: Request) -> Response:
         """A vector of each text: pooled states of the model."""
         return await answered(service, http, embeddings)
 
-    @app.post(SCORE)
+    @routes.post(SCORE)
     async def score_texts(http: Request) -> Response:
         """How near texts are to each other: a classifier's score, or the cosine of their embeddings."""
         return await answered(service, http, score)
 
-    @app.post(RERANK)
+    @routes.post(RERANK)
     async def rerank_documents(http: Request) -> Response:
         """Documents by their nearness to a query: a classifier's score, or the cosine of their embeddings."""
         return await answered(service, http, rerank)
 
-    @app.get("/v1/models")
-    async def models() -> Response:
+    @routes.get("/v1/models")
+    async def models(http: Request) -> Response:
         """The model that is served, and the LoRA adapters that are loaded."""
         names = service.models
         listed = {"object": "list", "data": [service.card(name) for name in names]}
         return json_response({**listed, "has_more": False, "first_id": names[0], "last_id": names[-1]})
 
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
+    @routes.get("/v1/models/{name:path}")
+    async def model(http: Request) -> Response:
         """One of them, by its name."""
-        return json_response(service.card(name))
+        return json_response(service.card(http.path_params["name"]))
 
-    @app.get("/health")
-    async def health() -> Response:
+    @routes.get("/health")
+    async def health(http: Request) -> Response:
         """Liveness: the process answers and its engine, once loaded, lives."""
         dead = service.client.bounds is not None and not service.client.alive
         return json_response({"status": "dead" if dead else "alive"}, 503 if dead else 200)
 
-    @app.get("/health/ready")
-    async def ready() -> Response:
+    @routes.get("/health/ready")
+    async def ready(http: Request) -> Response:
         """Readiness: a generation would be accepted now."""
         trouble = service.trouble
         return json_response({"status": trouble or "ready"}, 503 if trouble else 200)
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
+    @routes.get("/metrics")
+    async def metrics(http: Request) -> Response:
         """Prometheus series."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    add_message_routes(app, service)
-    add_stream_routes(app, service)
-    add_debug_routes(app, service)
-    add_adapter_routes(app, service)
-    add_token_routes(app, service)
-    app.include_router(files_router(lambda: service.files))
-    app.include_router(batches_router(lambda: _batches(service)))
-    app.include_router(responses_router(service))
-    app.include_router(ollama_router(service))
+    add_message_routes(routes, service)
+    add_stream_routes(routes, service)
+    add_debug_routes(routes, service)
+    add_adapter_routes(routes, service)
+    add_token_routes(routes, service)
+    add_file_routes(routes, lambda: service.files)
+    add_batch_routes(routes, lambda: _batches(service))
+    add_response_routes(routes, service)
+    add_ollama_routes(routes, service)
 
-    @app.get("/version")
-    async def version() -> Response:
+    @routes.get("/version")
+    async def version(http: Request) -> Response:
         """Of the server."""
         return json_response({"version": __version__})
 
-    add_docs_route(app)
-    add_openapi_route(app)
+    add_docs_route(routes)
+    add_openapi_route(routes)
+    return routes
 
-    @app.exception_handler(ApiError)
-    async def refused(http: Request, error: ApiError) -> Response:
-        call_of(http).error = error.message
-        return error.response(http.url.path)
 
-    @app.exception_handler(ClientDisconnect)
-    async def left(http: Request, error: ClientDisconnect) -> Response:
-        return ApiError(499, "the client left before its request was whole").response()  # for the metrics
+async def _refused(http: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    call_of(http).error = error.message
+    return error.response(http.url.path)
 
-    @app.exception_handler(HTTPException)
-    async def not_routed(http: Request, error: HTTPException) -> Response:
-        what = {404: f"there is no {http.url.path} here", 405: f"{http.url.path} does not take {http.method}"}
-        refusal = ApiError(error.status_code, what.get(error.status_code, str(error.detail)))
-        response = refusal.response(http.url.path)
-        response.headers.update(error.headers or {})
-        return response
 
-    @app.exception_handler(Exception)
-    async def failed(http: Request, error: Exception) -> Response:
-        call_of(http).error = f"{type(error).__name__}: {error}"
-        return ApiError(500, f"internal error: {type(error).__name__}").response(http.url.path)
+async def _left(http: Request, error: Exception) -> Response:
+    return ApiError(499, "the client left before its request was whole").response()  # for the metrics
 
-    return app
+
+async def _not_routed(http: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = {404: f"there is no {http.url.path} here", 405: f"{http.url.path} does not take {http.method}"}
+    refusal = ApiError(error.status_code, what.get(error.status_code, str(error.detail)))
+    response = refusal.response(http.url.path)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _failed(http: Request, error: Exception) -> Response:
+    call_of(http).error = f"{type(error).__name__}: {error}"
+    return ApiError(500, f"internal error: {type(error).__name__}").response(http.url.path)
+
+
+_ERRORS = {ApiError: _refused, ClientDisconnect: _left, HTTPException: _not_routed, Exception: _failed}
 
 
 def create_app(service: Service) -> ASGIApp:
-    app = routes(service)
+    app = Starlette(routes=routes(service).all, exception_handlers=_ERRORS)
     config = service.config
     layered: ASGIApp = Calls(
         app, service.keys, service.metrics, service.tracer, GENERATION_PATHS, config.request_log, config.origins

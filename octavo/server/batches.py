@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.access import Caller
@@ -24,6 +24,9 @@ from octavo.server.calls import Call, call_of
 from octavo.server.errors import ApiError, bad_request, json_response
 from octavo.server.files import FileStore, no_file, page, write_whole
 from octavo.server.parse import decode
+from octavo.server.routing import Routes
+
+BATCHES = "/v1/batches"
 
 
 class Batch(msgspec.Struct, kw_only=True):
@@ -222,27 +225,23 @@ class Batches:
         write_whole(self._store.directory / f"{batch.id}.json", msgspec.json.encode(batch))
 
 
-def batches_router(batches: Callable[[], Batches]) -> APIRouter:
-    router = APIRouter(prefix="/v1/batches")
-
-    @router.post("")
+def add_batch_routes(routes: Routes, batches: Callable[[], Batches]) -> None:
+    @routes.post(BATCHES)
     async def create(http: Request) -> Response:
         fields = decode(await read_body(http))
         return json_response((await batches().create(fields, call_of(http).caller)).body())
 
-    @router.get("")
+    @routes.get(BATCHES)
     async def list_batches(http: Request) -> Response:
         return json_response(page(http, [b.body() for b in batches().list(call_of(http).caller.tenant)]))
 
-    @router.get("/{id}")
-    async def retrieve(http: Request, id: str) -> Response:
-        return json_response(batches().get(id, call_of(http).caller.tenant).body())
+    @routes.get(BATCHES + "/{id}")
+    async def retrieve(http: Request) -> Response:
+        return json_response(batches().get(http.path_params["id"], call_of(http).caller.tenant).body())
 
-    @router.post("/{id}/cancel")
-    async def cancel(http: Request, id: str) -> Response:
-        return json_response(batches().cancel(id, call_of(http).caller.tenant).body())
-
-    return router
+    @routes.post(BATCHES + "/{id}/cancel")
+    async def cancel(http: Request) -> Response:
+        return json_response(batches().cancel(http.path_params["id"], call_of(http).caller.tenant).body())
 
 
 def _call(batch: Batch) -> Call:

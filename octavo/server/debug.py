@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.engine.client import EngineDead
@@ -12,18 +12,20 @@ from octavo.explain import Explanation
 from octavo.server.calls import call_of
 from octavo.server.errors import ApiError, json_response
 from octavo.server.explained import written
+from octavo.server.routing import Routes
 from octavo.server.service import Service
 
 REQUESTS = "/debug/requests/{id}"
 FLUSH = "/cache/flush"
 
 
-def add_debug_routes(app: FastAPI, service: Service) -> None:
-    @app.get(REQUESTS)
-    async def explain(http: Request, id: str) -> Response:
+def add_debug_routes(routes: Routes, service: Service) -> None:
+    @routes.get(REQUESTS)
+    async def explain(http: Request) -> Response:
         """Of a request that is served or ended not long ago, by the id of its answer: for each choice of each prompt
         what came from the cache, what it waited for and what was computed again. No text, no tokens."""
         check_admin(service, http)
+        id = http.path_params["id"]
         try:
             explanations = await service.client.explain(id)
         except EngineDead as e:
@@ -34,7 +36,7 @@ def add_debug_routes(app: FastAPI, service: Service) -> None:
             )
         return json_response({"id": id, "object": "request", "choices": [_entry(id, e) for e in explanations]})
 
-    @app.post(FLUSH)
+    @routes.post(FLUSH)
     async def flush(http: Request) -> Response:
         """Forget every cached block. Requests that are served keep theirs, which nobody else will find."""
         check_admin(service, http)

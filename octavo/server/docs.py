@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastapi import FastAPI
+from starlette.requests import Request
 from starlette.responses import Response
+
+from octavo.server.routing import Routes
 
 DOCS = "/docs"
 
@@ -17,15 +19,15 @@ _HEADERS = {
 """The page could not load anything from elsewhere if it wanted to."""
 
 
-def add_docs_route(app: FastAPI) -> None:
+def add_docs_route(routes: Routes) -> None:
     page = Path(__file__).with_name("docs.html").read_bytes()
 
-    @app.get("/")
-    async def root() -> Response:
+    @routes.get("/")
+    async def root(http: Request) -> Response:
         """To the page."""
         return Response(status_code=307, headers={"location": DOCS})
 
-    @app.get(DOCS)
-    async def docs() -> Response:
+    @routes.get(DOCS)
+    async def docs(http: Request) -> Response:
         """The API as a page for people, to read and to try."""
         return Response(page, headers=_HEADERS, media_type="text/html; charset=utf-8")

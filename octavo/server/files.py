@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from octavo.server.body import parts
 from octavo.server.calls import call_of
 from octavo.server.errors import ApiError, bad_request, json_response
+from octavo.server.routing import Routes
+
+FILES = "/v1/files"
 
 MAX_FILE = 200 * 2**20
 """Bytes of one file, as OpenAI has it for batches."""
@@ -123,11 +126,10 @@ def write_whole(path: Path, content: bytes) -> None:
     part.replace(path)
 
 
-def files_router(store: Callable[[], FileStore]) -> APIRouter:
+def add_file_routes(routes: Routes, store: Callable[[], FileStore]) -> None:
     """`store`: made at the first use."""
-    router = APIRouter(prefix="/v1/files")
 
-    @router.post("")
+    @routes.post(FILES)
     async def upload(http: Request) -> Response:
         too_large = ApiError(413, f"the file is larger than {MAX_FILE} bytes", param="file")
         length = http.headers.get("content-length", "")
@@ -153,26 +155,25 @@ def files_router(store: Callable[[], FileStore]) -> APIRouter:
         finally:
             await form.close()
 
-    @router.get("")
+    @routes.get(FILES)
     async def list_files(http: Request) -> Response:
         mine = store().list(call_of(http).caller.tenant, http.query_params.get("purpose"))
         return json_response(page(http, [file.body() for file in mine]))
 
-    @router.get("/{id}")
-    async def retrieve(http: Request, id: str) -> Response:
-        return json_response(store().get(id, call_of(http).caller.tenant).body())
+    @routes.get(FILES + "/{id}")
+    async def retrieve(http: Request) -> Response:
+        return json_response(store().get(http.path_params["id"], call_of(http).caller.tenant).body())
 
-    @router.get("/{id}/content")
-    async def content(http: Request, id: str) -> Response:
-        file = store().get(id, call_of(http).caller.tenant)
+    @routes.get(FILES + "/{id}/content")
+    async def content(http: Request) -> Response:
+        file = store().get(http.path_params["id"], call_of(http).caller.tenant)
         return FileResponse(store().path(file.id), media_type="application/octet-stream")
 
-    @router.delete("/{id}")
-    async def delete(http: Request, id: str) -> Response:
+    @routes.delete(FILES + "/{id}")
+    async def delete(http: Request) -> Response:
+        id = http.path_params["id"]
         store().delete(id, call_of(http).caller.tenant)
         return json_response({"id": id, "object": "file", "deleted": True})
-
-    return router
 
 
 def page(http: Request, entries: list[dict[str, Any]]) -> dict[str, Any]:

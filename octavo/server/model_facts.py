@@ -8,8 +8,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from octavo.weights.checkpoint import open_checkpoint
-
 
 class ModelFacts(NamedTuple):
     architecture: str
@@ -23,6 +21,8 @@ class ModelFacts(NamedTuple):
 
 def read_facts(path: Path) -> ModelFacts:
     """Of the model at a path that is served. Reads headers, no tensor. Raises CheckpointError."""
+    from octavo.weights.checkpoint import open_checkpoint  # numpy with it: few ask
+
     checkpoint = open_checkpoint(path)
     by_source: Counter[str] = Counter()
     for name in checkpoint.names():

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
@@ -32,6 +32,7 @@ from octavo.server.ollama_fields import (
 from octavo.server.ollama_messages import as_chat
 from octavo.server.parse import Parsed, parse
 from octavo.server.routes import OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_SHOW, ignored_header, prepared
+from octavo.server.routing import Routes
 from octavo.server.service import Service, new_id
 from octavo.server.stream import EventStream, WholeAnswer
 from octavo.text.chat import ChatOptions
@@ -130,9 +131,7 @@ def _converse(
     return OllamaAnswer(generation, request.model, call, conversation, is_chat=is_chat)
 
 
-def ollama_router(service: Service) -> APIRouter:
-    router = APIRouter()
-
+def add_ollama_routes(routes: Routes, service: Service) -> None:
     async def answered(http: Request, make: Callable[..., Any], *, is_chat: bool) -> Response:
         answer, parsed = await prepared(service, http, make)
         headers = ignored_header(parsed.ignored)
@@ -146,37 +145,37 @@ def ollama_router(service: Service) -> APIRouter:
         waits = answer.generation.may_be_refused
         return EventStream(answer.lines(), headers, 0, waits=waits, media_type="application/x-ndjson")
 
-    @router.post(OLLAMA_CHAT)
+    @routes.post(OLLAMA_CHAT)
     async def ollama_chat(http: Request) -> Response:
         """The next message of a conversation, in Ollama's form."""
         return await answered(http, chat, is_chat=True)
 
-    @router.post(OLLAMA_GENERATE)
+    @routes.post(OLLAMA_GENERATE)
     async def ollama_generate(http: Request) -> Response:
         """The answer to a prompt, the text that goes on where it ends, or the text before a suffix, in Ollama's form."""
         return await answered(http, generate, is_chat=False)
 
-    @router.get("/api/tags")
-    async def tags() -> Response:
+    @routes.get("/api/tags")
+    async def tags(http: Request) -> Response:
         """The model that is served and its adapters, in Ollama's form."""
         return json_response({"models": _entries(service, await facts())})
 
-    @router.get("/api/ps")
-    async def ps() -> Response:
+    @routes.get("/api/ps")
+    async def ps(http: Request) -> Response:
         """The same as loaded: it stays so while the server runs."""
         bounds = service.client.bounds
         loaded = [] if bounds is None else [entry | {"size_vram": 0} for entry in _entries(service, await facts())]
         return json_response({"models": [{**entry, "context_length": _max_model_len(service)} for entry in loaded]})
 
-    @router.post(OLLAMA_SHOW)
+    @routes.post(OLLAMA_SHOW)
     async def show(http: Request) -> Response:
         """What the model's files tell of it, its chat template, and what it can do."""
         ignored = (await prepared(service, http, _show_request)).ignored
         known = await facts()
         return json_response(_shown(service, known), 200, ignored_header(ignored))
 
-    @router.get("/api/version")
-    async def version() -> Response:
+    @routes.get("/api/version")
+    async def version(http: Request) -> Response:
         """Of the server: Octavo's, not Ollama's."""
         return json_response({"version": __version__})
 
@@ -186,8 +185,6 @@ def ollama_router(service: Service) -> APIRouter:
         if not read:
             read.append(await asyncio.to_thread(read_facts, Path(service.config.model)))
         return read[0]
-
-    return router
 
 
 def _show_request(service: Service, body: bytes, call: Call) -> Parsed[ShowRequest]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from fastapi import FastAPI
-from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from octavo import __version__
 from octavo.request import LIMITS
@@ -34,6 +36,7 @@ from octavo.server.routes import (
     OLLAMA_SHOW,
     RESPONSES,
 )
+from octavo.server.routing import Routes
 from octavo.server.streams import ABORT, AbortRequest
 from octavo.server.tokenize import DETOKENIZE, TOKENIZE, DetokenizeRequest, TokenizeRequest
 
@@ -83,14 +86,14 @@ _ANTHROPIC_ERROR = {
 }
 
 
-def add_openapi_route(app: FastAPI) -> None:
+def add_openapi_route(routes: Routes) -> None:
     """Last of all routes: it tells of those before it."""
-    content = document(app)
+    made = cache(partial(document, list(routes.all)))  # at the first use: making it takes long for a start
 
-    @app.get(OPENAPI)
-    async def openapi() -> Any:
+    @routes.get(OPENAPI)
+    async def openapi(http: Request) -> Response:
         """This document."""
-        return json_response(content)
+        return json_response(made())
 
 
 class Operation(NamedTuple):
@@ -100,17 +103,15 @@ class Operation(NamedTuple):
     body: type[msgspec.Struct] | None
 
 
-def operations(app: FastAPI) -> Iterator[Operation]:
-    included = [getattr(route, "original_router", None) for route in app.routes]
-    for route in [*app.routes, *(route for router in included if router is not None for route in router.routes)]:
-        if isinstance(route, APIRoute):
-            for method in sorted(route.methods or ()):
-                path = route.path.replace(":path}", "}")
-                body = BODIES.get(route.path) if method == "POST" else None
-                yield Operation(method, path, " ".join((route.endpoint.__doc__ or "").split()), body)
+def operations(routes: Iterable[Route]) -> Iterator[Operation]:
+    for route in routes:
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            path = route.path.replace(":path}", "}")
+            body = BODIES.get(route.path) if method == "POST" else None
+            yield Operation(method, path, " ".join((route.endpoint.__doc__ or "").split()), body)
 
 
-def document(app: FastAPI) -> dict[str, Any]:
+def document(routes: Iterable[Route]) -> dict[str, Any]:
     """OpenAPI 3.1."""
     _, schemas = msgspec.json.schema_components(list(BODIES.values()), ref_template="#/components/schemas/{name}")
     for schema in BODIES.values():
@@ -120,7 +121,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         for name, refused in getattr(schema, "REFUSED", {}).items():
             properties[name] = {"description": f"Refused: {refused.why}.", "enum": [None, *refused.neutral]}
     paths: dict[str, dict[str, Any]] = {}
-    for operation in operations(app):
+    for operation in operations(routes):
         refusal = _refusal("AnthropicError" if operation.path.startswith(ANTHROPIC) else "Error")
         entry: dict[str, Any] = {"responses": {"200": {"description": "As asked."}, "4XX": refusal, "5XX": refusal}}
         if operation.summary:
@@ -159,11 +160,11 @@ def _add_limits(name: str, property: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- docs/API.md
 
 
-def markdown(app: FastAPI) -> str:
+def markdown(routes: Iterable[Route]) -> str:
     """Every route, and every field of every body: honoured, or refused with which message."""
     lines = ["# The HTTP API", "", "Made by `scripts/api-docs` from the schemas; a test compares.", "", _INTRODUCTION]
     lines += ["", "## Routes", "", "| method | path | |", "|---|---|---|"]
-    lines += [f"| {o.method} | `{o.path}` | {o.summary} |" for o in operations(app)]
+    lines += [f"| {o.method} | `{o.path}` | {o.summary} |" for o in operations(routes)]
     _, schemas = msgspec.json.schema_components(list(BODIES.values()), ref_template="{name}")
     for path, body in BODIES.items():
         lines += ["", f"## POST {path}", "", "| field | value | meaning |", "|---|---|---|"]
@@ -250,7 +251,7 @@ def reference() -> str:
     from octavo.server.service import Service
 
     engine: Any = None  # no route is called
-    return markdown(routes(Service(ServerConfig(model="any"), engine, "any")))
+    return markdown(routes(Service(ServerConfig(model="any"), engine, "any")).all)
 
 
 if __name__ == "__main__":

@@ -5,21 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
 from msgspec import Meta
 
 from octavo.engine.client import EngineDead, Stream
 from octavo.engine.messages import Add, Progress, pooled
 from octavo.engine.overload import Overloaded
-from octavo.pooled import F64
 from octavo.pooling import Pooling
 from octavo.request import FinishReason, ParameterError, Terms
 from octavo.server.calls import Call
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.fields import MAX_PRIORITY, Name, RequestBody, about
 from octavo.server.service import Service, new_id
+
+if TYPE_CHECKING:
+    from octavo.pooled import F64
 
 MAX_PROMPTS = 2048
 """Texts of one request, as OpenAI has it."""
@@ -89,6 +90,8 @@ class Pooled:
 
     async def vectors(self) -> list[F64]:
         """One of each prompt, not normalised. Raises ApiError. Cancelled, it aborts what is left."""
+        import numpy as np  # a server that embeds nothing starts without
+
         metrics, call = self._service.metrics, self._call
         streams = self._submit()
         call.num_prompt_tokens = sum(len(add.prompt_ids) for add in self._adds)  # what is refused takes no quota

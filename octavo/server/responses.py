@@ -7,7 +7,7 @@ import os
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.request import ParameterError
@@ -22,6 +22,7 @@ from octavo.server.responses_input import as_messages, read_items
 from octavo.server.responses_store import StoredResponse
 from octavo.server.resume import ResumableStream
 from octavo.server.routes import RESPONSES, ignored_header, prepared
+from octavo.server.routing import Routes
 from octavo.server.service import Service
 from octavo.server.stream import EventStream, WholeAnswer
 
@@ -73,11 +74,10 @@ def _ended(service: Service, stored: StoredResponse, request: ResponsesRequest, 
         service.responses.finish(stored)
 
 
-def responses_router(service: Service) -> APIRouter:
-    router = APIRouter(prefix=RESPONSES)
+def add_response_routes(routes: Routes, service: Service) -> None:
     background: set[asyncio.Task[None]] = set()
 
-    @router.post("")
+    @routes.post(RESPONSES)
     async def create(http: Request) -> Response:
         """The next items of a conversation, in OpenAI's newer form."""
         answer, parsed = await prepared(service, http, response)
@@ -108,13 +108,13 @@ def responses_router(service: Service) -> APIRouter:
         with service.metrics.open_request():
             await stream.ended.wait()
 
-    def _get(http: Request, id: str) -> StoredResponse:
-        return service.responses.get(id, call_of(http).caller.tenant)
+    def _get(http: Request) -> StoredResponse:
+        return service.responses.get(http.path_params["id"], call_of(http).caller.tenant)
 
-    @router.get("/{id}")
-    async def retrieve(http: Request, id: str) -> Response:
+    @routes.get(RESPONSES + "/{id}")
+    async def retrieve(http: Request) -> Response:
         """A stored response. With `stream=true` the events of one made in the background, those behind `starting_after`."""
-        stored = _get(http, id)
+        stored = _get(http)
         query = http.query_params
         for name in ("include", "include[]"):
             if name in query:
@@ -134,10 +134,10 @@ def responses_router(service: Service) -> APIRouter:
         stored.stream.check(start)
         return EventStream(stored.stream.read(start), {}, service.config.sse_ping_seconds)
 
-    @router.post("/{id}/cancel")
-    async def cancel(http: Request, id: str) -> Response:
+    @routes.post(RESPONSES + "/{id}/cancel")
+    async def cancel(http: Request) -> Response:
         """End a response that is made in the background. One that has ended stays as it is."""
-        stored = _get(http, id)
+        stored = _get(http)
         if stored.stream is None:
             raise bad_request("only responses made in the background can be cancelled", "response_id")
         if stored.generation is not None:
@@ -145,15 +145,14 @@ def responses_router(service: Service) -> APIRouter:
             await stored.stream.ended.wait()
         return json_response(stored.body)
 
-    @router.get("/{id}/input_items")
-    async def input_items(http: Request, id: str) -> Response:
+    @routes.get(RESPONSES + "/{id}/input_items")
+    async def input_items(http: Request) -> Response:
         """The items that the request of a stored response brought."""
-        return json_response(page(http, _get(http, id).items[::-1]))
+        return json_response(page(http, _get(http).items[::-1]))
 
-    @router.delete("/{id}")
-    async def delete(http: Request, id: str) -> Response:
+    @routes.delete(RESPONSES + "/{id}")
+    async def delete(http: Request) -> Response:
         """Forget a stored response. One that is being made is ended."""
+        id = http.path_params["id"]
         service.responses.delete(id, call_of(http).caller.tenant)
         return json_response({"id": id, "object": "response", "deleted": True})
-
-    return router

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fastapi import Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.answer import Answer, events

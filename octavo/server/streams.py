@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 
 import msgspec
-from fastapi import FastAPI, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.body import read_body
 from octavo.server.calls import call_of
 from octavo.server.errors import ApiError, bad_request, json_response
 from octavo.server.parse import decode
+from octavo.server.routing import Routes
 from octavo.server.service import Service
 from octavo.server.stream import EventStream
 
@@ -25,8 +26,8 @@ class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     id: str
 
 
-def add_stream_routes(app: FastAPI, service: Service) -> None:
-    @app.post(ABORT)
+def add_stream_routes(routes: Routes, service: Service) -> None:
+    @routes.post(ABORT)
     async def abort(http: Request) -> Response:
         """End a generation: its open choices finish with the reason "abort" and what they have."""
         try:
@@ -39,10 +40,10 @@ def add_stream_routes(app: FastAPI, service: Service) -> None:
         generation.abort()
         return json_response({"id": wanted.id, "object": "abort", "aborted": True})
 
-    @app.get(STREAMS)
-    async def resume(http: Request, id: str) -> Response:
+    @routes.get(STREAMS)
+    async def resume(http: Request) -> Response:
         """A resumable stream from the event behind Last-Event-ID on, or from its beginning."""
-        stream = service.streams.get(id, call_of(http).caller.name)
+        stream = service.streams.get(http.path_params["id"], call_of(http).caller.name)
         last = http.headers.get("last-event-id", "-1")
         if not re.fullmatch("-1|[0-9]{1,9}", last):
             raise bad_request(

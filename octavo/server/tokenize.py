@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
-from fastapi import FastAPI, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.calls import Call
@@ -16,6 +16,7 @@ from octavo.server.fields import Refused, RequestBody, about
 from octavo.server.messages import chat_messages
 from octavo.server.parse import parse
 from octavo.server.routes import ignored_header, prepared
+from octavo.server.routing import Routes
 from octavo.server.service import Service
 
 TOKENIZE = "/tokenize"
@@ -72,14 +73,14 @@ class DetokenizeRequest(RequestBody, kw_only=True):
     tokens: Annotated[list[int], about("Token ids.")]
 
 
-def add_token_routes(app: FastAPI, service: Service) -> None:
-    @app.post(TOKENIZE)
+def add_token_routes(routes: Routes, service: Service) -> None:
+    @routes.post(TOKENIZE)
     async def tokenize(http: Request) -> Response:
         """The token ids of a text or a conversation, of any length."""
         answer, ignored = await prepared(service, http, _tokenize)
         return json_response(answer, headers=ignored_header(ignored))
 
-    @app.post(DETOKENIZE)
+    @routes.post(DETOKENIZE)
     async def detokenize(http: Request) -> Response:
         """The text of token ids, special tokens included."""
         answer, ignored = await prepared(service, http, _detokenize)

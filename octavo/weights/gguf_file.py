@@ -187,7 +187,7 @@ def read_gguf(path: Path) -> GgufFile:
     """Map a GGUF file and read its tables. CheckpointError where it is damaged or of another kind."""
     try:
         file = MappedFile(path)
-        if file.data[:4].tobytes() != b"GGUF":
+        if bytes(file.buffer[:4]) != b"GGUF":
             raise ValueError("it does not begin with GGUF")
         tables = _Tables(file)
     except (OSError, ValueError, struct.error, OverflowError, MemoryError) as error:

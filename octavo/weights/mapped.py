@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # whoever reads tables alone does without
+    import numpy as np
+    from numpy.typing import NDArray
 
 _MADV_POPULATE_READ = 22
 """madvise(2), since Linux 5.14; later than the names that Python has."""
@@ -44,7 +46,13 @@ class MappedFile:
             self.identity = FileIdentity.of(path, file.fileno())
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.buffer = memoryview(self._map)
-        self.data: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+
+    @cached_property
+    def data(self) -> NDArray[np.uint8]:
+        """The same bytes."""
+        import numpy as np
+
+        return np.frombuffer(self._map, np.uint8)
 
     def release(self, start: int, stop: int) -> None:
         """Drop the pages that touch bytes [start, stop) from this process's memory."""
