@@ -434,8 +434,14 @@ def test_the_idle_check_finds_what_is_wrong(model: Path) -> None:
     engine.add(Add("r", list(range(1, 40)), GREEDY, seed=0))
     while engine.step() is not None:
         pass
+    refcounts = engine.loaded.cache.groups[0].pool.refcounts
+    engine.check(stop=lambda: True)  # somebody comes: it ends early, and is made up for
+    refcounts[0] += 1
+    with pytest.raises(AssertionError):
+        engine.check()
+    refcounts[0] -= 1
     engine.check()
-    engine.loaded.cache.groups[0].pool.refcounts[0] += 1
+    refcounts[0] += 1
     engine.check()  # nothing ran since
     engine.add(Add("s", [7], GREEDY, seed=0))
     while engine.step() is not None:

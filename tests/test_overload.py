@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import itertools
-import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import pytest
 
-from octavo.bench.stall import percentile
-from octavo.engine.messages import Add, Stats
-from octavo.engine.overload import Backlog, Overloaded, QueueBounds
 from octavo.request import FinishReason, Request, SamplingParams, Terms
 from octavo.sched.deadlines import LEAST_LOOKS, Deadlines
 from octavo.sched.live import Live, Update
@@ -152,124 +146,6 @@ def test_what_stop_strings_end_counts_for_the_time_to_come() -> None:
         predicted.append(machine.scheduler.stats()["waiting_seconds"])
     assert predicted[1] == pytest.approx(predicted[0], rel=0.1)
     assert predicted[0] > 0.5
-
-
-# The queue's bounds
-
-
-def add(tokens: int, n: int = 1) -> Add:
-    return Add("r", [1] * tokens, SamplingParams(n=n), seed=0)
-
-
-def test_the_backlog_counts_what_is_on_the_way() -> None:
-    backlog = Backlog(max_num_seqs=2, bounds=QueueBounds(max_queued_requests=2))
-    idle = Stats()
-    for _ in range(4):  # two run, two wait: none of them known to the engine yet
-        backlog.check(idle)
-        backlog.sent(add(10))
-    with pytest.raises(Overloaded, match="2 requests wait, max-queued-requests is 2"):
-        backlog.check(idle)
-    busy = Stats(received=4, num_running=2, num_waiting=2, waiting_seconds=4.2)
-    with pytest.raises(Overloaded, match="try again in 5 s") as refused:
-        backlog.check(busy)
-    assert (refused.value.bound, refused.value.retry_after) == ("max_queued_requests", 5)
-    backlog.check(Stats(received=4, num_running=2, num_waiting=1))
-    backlog.check(Stats(received=4, num_running=1))
-
-
-def test_tokens_are_bounded_too_and_nothing_is_too_large() -> None:
-    backlog = Backlog(max_num_seqs=1, bounds=QueueBounds(max_queued_requests=None, max_queued_tokens=100))
-    backlog.check(Stats())
-    backlog.sent(add(10**6, n=3))
-    full = Stats(received=3, received_tokens=3 * 10**6, num_running=1, num_waiting=2, waiting_tokens=2 * 10**6)
-    with pytest.raises(Overloaded, match="2000000 prompt tokens wait, max-queued-tokens is 100"):
-        backlog.check(full)
-    backlog.check(Stats(received=3, received_tokens=3 * 10**6, num_running=1, num_waiting=1, waiting_tokens=99))
-
-
-def test_prompts_that_run_count_until_they_are_computed() -> None:
-    machine = Machine(max_seqs=4)
-    warm(machine)
-    for i in range(2):
-        machine.add(f"r{i}", 2000, 50)
-    machine.step()
-    stats = machine.scheduler.stats()
-    assert (stats["num_running"], stats["num_waiting"]) == (1, 1) and stats["waiting_tokens"] == 4000 - 512
-    assert stats["waiting_seconds"] > machine.scheduler.cost.prefill_seconds(0, 2000, 512)
-    while machine.scheduler.stats()["num_waiting"]:
-        machine.step()
-    backlog = Backlog(max_num_seqs=4, bounds=QueueBounds(max_queued_requests=None, max_queued_tokens=1000))
-    with pytest.raises(Overloaded, match="prompt tokens wait, max-queued-tokens is 1000"):
-        backlog.check(Stats(**machine.scheduler.stats()))  # two slots are free
-    while machine.scheduler.stats()["waiting_tokens"] >= 1000:
-        machine.step()
-    backlog.check(Stats(**machine.scheduler.stats()))
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_those_accepted_at_overload_are_served_as_in_usual_times(seed: int) -> None:
-    """Requests at random times for a minute, at 0.8 and at 3 times what can be served, 16 at once. A bound on tokens to be
-    computed keeps the first token; a queue instead serves as many, and later."""
-    bounded, patient = QueueBounds(None, 2 * 128), QueueBounds(16, None)
-    capacity = crowd(bounded, 10.0, seed).per_second
-    usual, over = (crowd(bounded, load * capacity, seed) for load in (0.8, 3.0))
-    assert over.first_p99 <= 1.3 * usual.first_p99 and over.gap_p99 <= 1.3 * usual.gap_p99
-    assert usual.num_refused < 0.15 * usual.num_sent and over.num_refused > 0.5 * over.num_sent
-    late = crowd(patient, 3 * capacity, seed)
-    assert over.per_second >= 0.97 * late.per_second and late.first_p99 > 2 * over.first_p99
-
-
-class Crowd(NamedTuple):
-    """What a minute of requests noticed."""
-
-    num_sent: int
-    num_refused: int
-    per_second: float  # served, when it had been busy for a while
-    first_p99: float
-    gap_p99: float
-
-
-def crowd(bounds: QueueBounds, rate: float, seed: int) -> Crowd:
-    """128 tokens in and 64 out each, on a machine that computes 600 tokens a second whatever the batch."""
-    machine = Machine(seconds_of=lambda load: 5e-3 + 1.7e-3 * load.num_tokens + 1e-7 * load.num_context)
-    for i in range(4):
-        machine.add(f"warm{i}", 200, 20)
-    machine.finish()
-    rng, begins, backlog = random.Random(seed), machine.now, Backlog(16, bounds)
-    due = list(itertools.takewhile(lambda at: at < begins + 60, times(rng, begins, rate)))
-    sent: list[tuple[float, Request]] = []
-    for at in due:
-        while machine.now < at and machine.scheduler.has_work:
-            machine.step()
-        machine.now = max(machine.now, at)
-        received = len(sent)
-        with contextlib.suppress(Overloaded):
-            backlog.check(Stats(**machine.scheduler.stats(), received=received, received_tokens=128 * received))
-            backlog.sent(add(128))
-            sent.append((at, machine.add(f"r{len(sent)}", 128, 64)))
-    machine.finish()
-    tokens = [machine.token_times[request.key] for _, request in sent]
-    busy = sum(begins + 20 <= at < begins + 60 for each in tokens for at in each)
-    return Crowd(
-        len(due), len(due) - len(sent), busy / 64 / 40,
-        percentile([each[0] - at for (at, _), each in zip(sent, tokens, strict=True)], 0.99),
-        percentile([gap for _, request in sent for gap in machine.gaps(request)], 0.99),
-    )  # fmt: skip
-
-
-def times(rng: random.Random, now: float, rate: float) -> Iterator[float]:
-    while True:
-        now += rng.expovariate(rate)
-        yield now
-
-
-def test_without_a_queue_only_those_who_would_wait_are_refused() -> None:
-    backlog = Backlog(max_num_seqs=1, bounds=QueueBounds(max_queued_requests=0))
-    backlog.check(Stats())
-    backlog.sent(add(1))
-    with pytest.raises(Overloaded):
-        backlog.check(Stats())
-    backlog.check(Stats(received=1))
 
 
 # Over HTTP

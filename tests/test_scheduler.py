@@ -231,6 +231,40 @@ def test_the_victim_has_the_lowest_priority() -> None:
     assert low.num_preemptions > high.num_preemptions == 0
 
 
+def test_a_higher_priority_does_not_wait_for_a_slot() -> None:
+    """One of the lowest priority makes way, loses nothing that it had computed, and goes on as soon as there is a slot."""
+    engine = Engine(64, max_seqs=4)
+    batch = [
+        engine.add(make(f"b{i}", [i] * 40, priority=-1000 if i else -1, max_tokens=100, ignore_eos=True))
+        for i in range(4)
+    ]
+    for _ in range(20):
+        engine.step()
+    equal = engine.add(make("equal", [8] * 20, priority=-1000, max_tokens=5, ignore_eos=True))
+    live = engine.add(make("live", [9] * 20, max_tokens=5, ignore_eos=True))
+    for _ in range(6):
+        engine.step()
+    assert live.finish_reason is FinishReason.LENGTH and not equal.output_ids
+    assert [request.num_preemptions for request in batch].count(1) == 1 and batch[0].num_preemptions == 0
+    engine.finish()
+    assert engine.scheduler.stats()["recomputed_tokens"] == 0
+    for request in [*batch, equal, live]:
+        engine.verify(request)
+
+
+def test_requests_of_a_higher_priority_do_not_push_one_out_for_ever() -> None:
+    engine = Engine(64, max_seqs=1)
+    low = engine.add(make("low", [1] * 20, max_tokens=30, ignore_eos=True))
+    engine.step()
+    for i in range(10):
+        engine.add(make(f"high{i}", [2 + i] * 20, priority=1, max_tokens=3, ignore_eos=True))
+        for _ in range(4):
+            engine.step()
+    assert low.num_preemptions == MAX_PREEMPTIONS
+    engine.finish()
+    engine.verify(low)
+
+
 def test_a_closed_gate_holds_one_request_and_blocks_nobody() -> None:
     engine = Engine(64, max_seqs=1)
     door, later = Door(), Door("disk")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from octavo.cache.blocks import BLOCK_SIZE, blocks_for
 from octavo.cache.groups import Group
@@ -10,7 +10,13 @@ from octavo.cache.window import first_block
 from octavo.request import Request
 
 
-def check(g: int, group: Group, requests: Iterable[Request]) -> None:
+def exhaust(parts: Iterator[None]) -> None:
+    """All parts of a check at once."""
+    for _ in parts:
+        pass
+
+
+def check_in_parts(g: int, group: Group, requests: Iterable[Request]) -> Iterator[None]:
     """Raise AssertionError where they disagree. `requests` are all that may have tables; theirs of this group is `g`."""
     pool, index = group.pool, group.prefixes
     holders = [0] * pool.num_blocks
@@ -35,7 +41,8 @@ def check(g: int, group: Group, requests: Iterable[Request]) -> None:
     assert len(held) == pool.num_held and len(cached) == pool.num_cached and len(free) == pool.num_free
     assert len(held) + len(cached) + len(free) == pool.num_blocks == len(held | set(cached) | free)
     assert sum(filled) == pool.num_filled, "filled slots"
-    index.check()
+    yield
+    yield from index.check_in_parts()
     assert all(block in index for block in cached), "a cached block is not indexed"
     assert all(block not in index and pool.filled[block] == 0 for block in free), "a free block is in use"
     order = {block: i for i, block in enumerate(cached)}

@@ -7,13 +7,13 @@ that the next step makes before anything else.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from octavo.cache.blocks import BLOCK_SIZE, GroupSpec, blocks_for
 from octavo.cache.chains import Chains
 from octavo.cache.groups import Copy, Group
-from octavo.cache.integrity import check
+from octavo.cache.integrity import check_in_parts, exhaust
 from octavo.cache.match import Match, Matcher
 from octavo.cache.prefix import Key
 from octavo.cache.publisher import Publisher
@@ -268,10 +268,14 @@ class KvCache:
 
     def check(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless pool, tables and index agree. `requests` are all that may have tables."""
+        exhaust(self.check_in_parts(requests))
+
+    def check_in_parts(self, requests: Iterable[Request]) -> Iterator[None]:
+        """The same, a few milliseconds at a time."""
         requests = list(requests)
         assert self._admitted == {request.key for request in requests if request.tables} >= self._flushed
         for g, group in enumerate(self.groups):
-            check(g, group, requests)
+            yield from check_in_parts(g, group, requests)
         self.published.check(requests)
 
     # Inside

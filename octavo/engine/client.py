@@ -34,7 +34,7 @@ from octavo.engine.messages import (
     StepOutput,
     UnloadAdapter,
 )
-from octavo.engine.overload import UNBOUNDED, Backlog, QueueBounds
+from octavo.engine.overload import UNBOUNDED, Asking, Backlog, QueueBounds
 from octavo.engine.supervisor import EngineProcess
 from octavo.explain import Explanation
 from octavo.weights.adapter_config import AdapterError
@@ -150,9 +150,9 @@ class EngineClient:
         self._send(add)
         return stream
 
-    def check_backlog(self) -> None:
-        """Before a client's requests are submitted. Raises Overloaded where too much waits already."""
-        self._backlog.check(self.stats)
+    def check_backlog(self, add: Add) -> None:
+        """Before the first of a client's requests is submitted. Raises Overloaded where too much waits already."""
+        self._backlog.check(self.stats, Asking.of(add))
 
     def abort(self, id: str, choice: int = -1) -> None:
         """End a request or one choice. Its last Progress has finish reason ABORT, unless it ended before."""
@@ -225,6 +225,8 @@ class EngineClient:
             if isinstance(event, StepOutput):
                 self.stats = event.stats
                 for progress in event.progress:
+                    if progress.token_ids or progress.finish_reason is not None:
+                        self._backlog.begun(progress.id)
                     stream = self._streams.get(progress.id)
                     if stream is not None:
                         stream._push(progress)

@@ -7,6 +7,7 @@ import os
 import select
 import time
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,6 @@ class Engine:
         self._scheduler: Scheduler = self.loaded.scheduler
         self._ended: list[Progress] = []  # of requests that ended outside of a step
         self._received = 0
-        self._received_tokens = 0
         self._steps = 0
         self._checked = 0  # steps at the last check
         self._step_seconds = 0.0
@@ -82,7 +82,6 @@ class Engine:
     def add(self, add: Add) -> None:
         """Queue the choices of a request. Raises ParameterError where it can never be served."""
         self._received += add.params.n
-        self._received_tokens += add.params.n * len(add.prompt_ids)
         self.bounds.check(add)
         if self._scheduler.is_live(add.id):
             raise ParameterError("id", f"a request with the id {add.id} is being served")
@@ -183,13 +182,16 @@ class Engine:
         deadline = self._scheduler.next_deadline()
         return math.inf if deadline is None else max(0.0, deadline - time.monotonic())
 
-    def check(self) -> None:
-        """Raise AssertionError where requests, blocks and index disagree, if a step ran since the last look.
+    def check(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Raise AssertionError where requests, blocks and index disagree, if a step ran since the last whole look.
 
-        Looks at everything: for when nobody waits."""
+        Looks at everything, which takes a second for a large cache: for when nobody waits. It ends early where `stop`,
+        asked every few milliseconds, says that somebody does."""
         if self._checked != self._steps:
+            for _ in self._scheduler.check_in_parts():
+                if stop():
+                    return
             self._checked = self._steps
-            self._scheduler.check()
 
     @property
     def has_work(self) -> bool:
@@ -245,7 +247,6 @@ class Engine:
                 others |= part.stats()
         return Stats(
             received=self._received,
-            received_tokens=self._received_tokens,
             steps=self._steps,
             step_seconds=self._step_seconds,
             kv_tiles_read=tiles.read,

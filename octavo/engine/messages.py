@@ -125,7 +125,6 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     waiting_tokens: int = 0  # known and not computed: of those who wait, and of prompts that run
     waiting_seconds: float = 0.0  # until they are computed and all who wait now have been served, as predicted
     received: int = 0  # choices that were sent here, those that were refused included; counter
-    received_tokens: int = 0  # of their prompts
     predicted_seconds: float = 0.0  # beside step_seconds, as the cost model had it before each step
     prediction_error: float = 0.0  # median relative error of late
     kv_blocks_total: int = 0

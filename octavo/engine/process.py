@@ -87,7 +87,7 @@ def serve(engine: Engine, channel: Channel, launch: Launch) -> None:
         idle = output is None or not engine.has_work
         wait_ms = int(min(IDLE_MS, 1000 * engine.idle_seconds + 1))
         if idle and not channel.wait(wait_ms, engine.wakeup) and not engine.has_work:
-            engine.check()
+            engine.check(lambda: channel.wait(0, engine.wakeup))
         while (command := channel.receive()) is not None:
             if isinstance(command, Shutdown):
                 engine.close(command.keep_seconds)

@@ -27,6 +27,17 @@ def victim(running: Iterable[Live], cache: KvCache) -> Live:
     )
 
 
+def makes_way(waiting: Live, running: Iterable[Live], cache: KvCache) -> Live | None:
+    """Who gives up its place to `waiting`, where all are taken: one of a lower priority, whatever age has made of both.
+    Its blocks stay in the cache as long as nobody needs them, so that most of its work is not lost."""
+    lower = [
+        live
+        for live in running
+        if live.priority < waiting.priority and live.search is None and live.num_preemptions < MAX_PREEMPTIONS
+    ]
+    return victim(lower, cache) if lower else None
+
+
 class Headroom:
     """How much those who run will still grow: admission leaves it to them.
 

@@ -136,7 +136,7 @@ class WaitingQueue:
                 self._aside[live] = gates[0].reason
             else:
                 del self._aside[live]
-                self._insert(live, now)
+                self._insert(live, live.served or live.request.arrival)
         return failed
 
     def first(self, now: float) -> Live | None:
@@ -180,8 +180,9 @@ class WaitingQueue:
             assert live.request.gates[0].reason == reason
         assert self._shares._waiting == Counter(live.request.terms.tenant for live in lives)
 
-    def _insert(self, live: Live, now: float) -> None:
-        level = self._levels.setdefault(live.request.terms.priority, _Level(now))
+    def _insert(self, live: Live, served: float) -> None:
+        """served: when one of its priority was served last, where none of them is here."""
+        level = self._levels.setdefault(live.request.terms.priority, _Level(served))
         bisect.insort(self._queue_of(level, live), live, key=_by_number)
         self._num_ready += 1
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from octavo.backends.base import F32, Limits, StepResult
 from octavo.cache.blocks import BLOCK_SIZE
+from octavo.cache.integrity import exhaust
 from octavo.cache.kv import KvCache
 from octavo.cache.match import Match
 from octavo.explain import Explanation
@@ -22,11 +23,12 @@ from octavo.request import Constraint, FinishReason, ParameterError, Request
 from octavo.sched.admission import Admission, Fetch
 from octavo.sched.beam import BeamSearch
 from octavo.sched.budget import StepBudget, Want
-from octavo.sched.cost import Load, StepCost, load_of
+from octavo.sched.cost import StepCost, load_of
 from octavo.sched.deadlines import Deadlines
 from octavo.sched.fairness import FairShares
 from octavo.sched.live import Live, Update
-from octavo.sched.preempt import Headroom, victim
+from octavo.sched.outlook import unfinished_tokens, waiting_seconds
+from octavo.sched.preempt import Headroom, makes_way, victim
 from octavo.sched.queue import WaitingQueue, aged
 from octavo.sched.recent import Recent
 from octavo.sched.rows import Rows
@@ -152,6 +154,9 @@ class Scheduler:
             self._drop(live, FinishReason.ERROR, str(error), param)
         for missed in self._deadlines.missed(now):
             self._drop(missed.live, FinishReason.TIMEOUT, missed.message, missed.field)
+        waiting = None if self._slots else self._queue.first(now)
+        if waiting is not None and (loser := makes_way(waiting, self._running, self._cache)):
+            self._preempt(loser, now)
         draft = Draft(self._limits.max_tokens, self._limits.max_rows)
         decodes, prefills = self._turns()
         for live in decodes:
@@ -233,13 +238,13 @@ class Scheduler:
 
     def stats(self) -> dict[str, Any]:
         """Fields of `engine.messages.Stats`, by name."""
-        usage = self._cache.usage()
+        usage, unfinished = self._cache.usage(), unfinished_tokens(self._running)
         return {
             "num_running": len(self._running),
             "num_waiting": len(self._queue),
             "waiting_by_reason": self._queue.reasons(),
-            "waiting_tokens": self._queue.num_tokens + self._unfinished_prompts(),
-            "waiting_seconds": self._waiting_seconds(),
+            "waiting_tokens": self._queue.num_tokens + unfinished,
+            "waiting_seconds": waiting_seconds(unfinished, self._queue, self._headroom, self._cost, self._limits),
             "predicted_seconds": self._predicted_seconds,
             "prediction_error": self._cost.error,
             "kv_blocks_total": usage.num_blocks,
@@ -260,6 +265,10 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError unless requests, slots, queues and cache agree."""
+        exhaust(self.check_in_parts())
+
+    def check_in_parts(self) -> Iterator[None]:
+        """The same, with a breath every few milliseconds. Nothing may change until it ends; it need not be ended."""
         self._queue.check()
         lives = [live for choices in self._live.values() for live in choices.values()]
         away = [live for live in lives if live.resting and live.slot < 0]
@@ -272,7 +281,7 @@ class Scheduler:
         for live in self._running:
             request = live.request
             assert 0 <= request.num_cached <= request.num_computed <= request.num_tokens
-        self._cache.check(live.request for live in lives)
+        yield from self._cache.check_in_parts(live.request for live in lives)
 
     # Inside
 
@@ -387,23 +396,6 @@ class Scheduler:
         request = live.request
         start = request.num_computed if live.slot >= 0 else self._admission.prefix_len(live, self._num_steps)
         return self._cost.prefill_seconds(start, request.num_tokens, self._limits.max_tokens)
-
-    def _unfinished_prompts(self) -> int:
-        """Tokens of running requests that are known and not computed, where that is more than the last one drawn."""
-        return sum(live.num_left for live in self._running if live.num_left > 1)
-
-    def _waiting_seconds(self) -> float:
-        """Until prompts that run now have been computed and those who wait served, as the cost model and the outputs of
-        late have it."""
-        num_waiting, num_tokens, most = len(self._queue), self._queue.num_tokens, self._limits.max_seqs
-        unfinished = self._unfinished_prompts()
-        seconds = self._cost.prefill_seconds(0, unfinished, self._limits.max_tokens) if unfinished else 0.0
-        if num_waiting:
-            mean = num_tokens // num_waiting
-            prefill = self._cost.prefill_seconds(0, mean, self._limits.max_tokens)
-            decode = self._cost.predict(Load(1, most, most * mean, most * mean, most)) / most
-            seconds += num_waiting * (prefill + self._headroom.mean_length * decode)
-        return seconds
 
     def _join(self, live: Live, match: Match) -> None:
         """An admitted request begins to run in the step that is being made, where its copies are due."""

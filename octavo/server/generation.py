@@ -132,7 +132,7 @@ class Generation:
         if self._streams:
             return
         try:
-            self._client.check_backlog()
+            self._client.check_backlog(self._adds[0])
             self._streams = [self._client.submit(add) for add in self._adds]
         except Overloaded as e:
             self._metrics.refused(e.bound)

@@ -133,7 +133,7 @@ class Pooled:
         """Raises ApiError, 429 where too many wait."""
         client = self._service.client
         try:
-            client.check_backlog()
+            client.check_backlog(self._adds[0])
             return [client.submit(add) for add in self._adds]
         except Overloaded as e:
             self._service.metrics.refused(e.bound)
