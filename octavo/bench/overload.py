@@ -72,7 +72,7 @@ async def _measure(target: Target, pid: int, seconds: float, runs: Runs) -> Resu
     runs.look()
     first, gap = over.first_p99 / usual.first_p99, over.gap_p99 / usual.gap_p99
     refusal = percentile([sent.answered for sent in over.refused] or [0.0], 0.99)
-    is_paced = first <= BOUND and gap <= BOUND and refusal <= usual.first_p99  # who is refused knows before any begins
+    is_paced = first <= BOUND and gap <= BOUND and 0 < refusal <= usual.gap_p99  # who is refused knows within a step
     return result(
         "overload",
         f"octavo serve, {INPUT_LEN} random tokens in, {OUTPUT_LEN} out, at most {NUM_SEQS} at once, refused beyond "
@@ -85,6 +85,7 @@ async def _measure(target: Target, pid: int, seconds: float, runs: Runs) -> Resu
         held=is_paced and grown <= FLAT and not usual.num_lost + over.num_lost,
         capacity_per_s=round(capacity, 2),
         first_token_p99_ms=[round(1000 * phase.first_p99) for phase in (usual, over)],
+        first_token_p99_before_and_after_ms=[round(1000 * phase.first_p99) for phase in (earlier, later)],
         gap_p99_ms=[round(1000 * phase.gap_p99, 1) for phase in (usual, over)],
         gap_ratio=round(gap, 2),
         served=[len(phase.served) for phase in (usual, over)],
