@@ -363,7 +363,8 @@ def test_bits_of_sorted_columns(tmp_path: Path) -> None:
     """Weights of GPTQ with act-order, with and without zero points: their inputs are sorted, those of experts in as many
     ways as there are experts."""
     path = save_latent_experts(tmp_path / "act-order", sorted_experts)
-    assert_reached(check_model(path, num_requests=16, num_schedules=4, seed=0))
+    seen = check_model(path, num_requests=16, num_schedules=1, seed=0)
+    assert seen.mixed_steps > 0 and seen.chunked > 0 and seen.largest_batch > 4 and max(seen.expert_rows) > 16
 
 
 def test_bits_of_int8_caches(data: Path) -> None:
@@ -408,7 +409,7 @@ def test_bits_of_windows(tmp_path: Path, kv_dtype: str) -> None:
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
 def test_bits_of_caps_and_sinks(fixtures: Path, name: str) -> None:
     """Capped scores and logits; sinks beside experts. Both have windows in every other layer."""
-    seen = check_model(fixtures / "arch" / name, num_requests=16, num_schedules=2, seed=0)
+    seen = check_model(fixtures / "arch" / name, num_requests=16, num_schedules=1, seed=0)
     assert seen.mixed_steps > 0 and seen.chunked > 0 and seen.largest_batch > 4 and seen.left_windows > 0
     assert seen.longest_context > 2 * KV_SPLIT and seen.shared_tiles > 0
 
