@@ -262,8 +262,11 @@ class ServerConfig(EngineConfig):
         for origin in self.origins:
             if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+|null", origin):
                 raise ConfigError(f"cors_origins must be origins, as https://a.example, or '*'; got {origin!r}")
-        if self.api_key == "":
-            raise ConfigError("api_key must not be empty")
+        for name in ("api_key", "served_model_name"):
+            if getattr(self, name) == "":
+                raise ConfigError(f"{name} must not be empty")
+        if self.otlp_endpoint is not None and not re.fullmatch(r"https?://[^/\s]\S*", self.otlp_endpoint):
+            raise ConfigError(f"otlp_endpoint must be an address as http://localhost:4318; got {self.otlp_endpoint!r}")
         for name in ("tls_key", "tls_client_ca"):
             if getattr(self, name) is not None and self.tls_cert is None:
                 raise ConfigError(f"{name} needs tls_cert: without it nothing is encrypted")

@@ -390,6 +390,8 @@ def test_a_template_of_ones_own(model: Any, tmp_path: Path) -> None:
     assert read_template("{{ x }}") == "{{ x }}"
     with pytest.raises(ParameterError, match=r"neither a template nor a file: nowhere\.jinja: No such file"):
         read_template("nowhere.jinja")
+    with pytest.raises(ParameterError, match="chat_template is no template: line 2: "):
+        read_template("{{ x }}\n{% if %}")
 
 
 def test_formats_that_can_be_chosen() -> None:

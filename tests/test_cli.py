@@ -213,6 +213,8 @@ def test_config_rejects_what_it_cannot_do() -> None:
     for values, says in [
         ({"port": 70000}, "65535"),
         ({"drain_seconds": -1}, "drain_seconds"),
+        ({"served_model_name": ""}, "served_model_name must not be empty"),
+        ({"otlp_endpoint": "collector:4318"}, "otlp_endpoint must be an address"),
         ({"max_num_seqs": 1000}, "max_num_batched_tokens"),
         ({"fuse": "yes"}, "fuse"),
         ({"kv_cache_memory": 1.5}, "kv_cache_memory"),

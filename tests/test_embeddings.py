@@ -206,6 +206,8 @@ def test_scores_are_cosines(server: Server, llm: LLM) -> None:
     assert [result["index"] for result in ranked["results"]] == order and order[0] == 2
     assert ranked["results"][0]["document"] == {"text": TEXTS[0]}
     short = server.post(RERANK, {"query": TEXTS[0], "documents": documents, "top_n": 1, "return_documents": False})
+    titled = server.post(RERANK, {"query": "a", "documents": ["b", {"text": "c", "title": "C"}]})
+    assert titled.headers["x-octavo-ignored"] == "documents[1].title"
     assert [set(result) for result in short.json()["results"]] == [{"index", "relevance_score"}]
 
 

@@ -186,8 +186,10 @@ def test_what_is_told_of_the_model(client: ollama.Client, server: Server) -> Non
     (entry,) = client.list().models
     assert entry.model == "tiny" and entry.size and entry.size > 1000 and entry.details
     assert (entry.details.format, entry.details.family) == ("safetensors", "llama")
+    assert entry.digest and len(entry.digest) == 64
     (loaded,) = client.ps().models
     assert loaded.model == "tiny" and loaded.context_length == 1024
+    assert loaded.digest == entry.digest and loaded.expires_at and loaded.expires_at.year == 9999
     shown = client.show("tiny")
     assert shown.capabilities == ["completion", "tools", "thinking"] and shown.modelinfo
     assert shown.modelinfo["general.architecture"] == "llama" and shown.modelinfo["llama.context_length"] == 512
@@ -254,6 +256,30 @@ def test_what_cannot_be_honoured_is_named(server: Server, path: str, fields: dic
     answer = server.post(path, {"model": "tiny", **asked, **fields})
     assert answer.status_code == (404 if name == "other" else 400), answer.text
     assert name in answer.json()["error"]
+
+
+def test_embeddings_are_those_of_openais_route(server: Server, client: ollama.Client) -> None:
+    def vectors(**fields: Any) -> list[list[float]]:
+        return [entry["embedding"] for entry in server.post("/v1/embeddings", fields).json()["data"]]
+
+    answer = client.embed("tiny", ["Hi", "you"], keep_alive="5m")
+    assert list(map(list, answer.embeddings)) == vectors(input=["Hi", "you"])
+    assert (
+        answer.prompt_eval_count
+        == server.post("/v1/embeddings", {"input": ["Hi", "you"]}).json()["usage"]["prompt_tokens"]
+    )
+    assert client.embed("tiny", "Hi").embeddings == answer.embeddings[:1]
+    assert list(client.embeddings("tiny:latest", "Hi").embedding) == vectors(input="Hi", normalize=False)[0]
+    assert client.embed("tiny", []).embeddings == client.embeddings("tiny").embedding == []
+    long = server.http.post("/api/embed", json={"model": "tiny", "input": "long " * 2000})
+    assert long.status_code == 400 and "2000" not in long.json()["error"]
+    assert len(client.embed("tiny", "long " * 2000, truncate=True).embeddings) == 1
+    given = {"model": "tiny", "input": "Hi", "options": {"num_ctx": 64, "top_k": 3, "mood": 1}, "wing": 1}
+    assert server.post("/api/embed", given).headers["x-octavo-ignored"] == "wing, options.mood, options.top_k"
+    for fields, name in (({"dimensions": 8}, "dimensions"), ({"input": [1]}, "input"), ({"options": {"num_ctx": 10**6}}, "num_ctx"),
+                         ({"keep_alive": 0}, "keep_alive"), ({"model": "other"}, "other"), ({"input": ["Hi", ""]}, "input")):  # fmt: skip
+        refused = server.post("/api/embed", {"model": "tiny", "input": "Hi", **fields})
+        assert refused.status_code in (400, 404) and name in refused.json()["error"], refused.text
 
 
 SAMPLES: dict[str, Any] = {

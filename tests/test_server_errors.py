@@ -145,6 +145,13 @@ def test_bad_chat(server: Server, fields: dict[str, Any], param: str) -> None:
     _refused(server.post(CHAT, {"messages": HELLO, **fields}), 400, param)
 
 
+def test_whole_numbers_may_be_written_with_a_point(server: Server) -> None:
+    """As JSON has it, and clients write them whose numbers are all alike."""
+    plain = server.complete(prompt=[5, 6], max_tokens=2, seed=1, stop_token_ids=[7])
+    pointed = server.complete(prompt=[5.0, 6], max_tokens=2.0, seed=1.0, stop_token_ids=[7.0])
+    assert pointed["choices"] == plain["choices"]
+
+
 def test_bad_bodies(server: Server) -> None:
     for body in (b"", b"{", b"[]", b"5", b"null", b'{"prompt": NaN}', b"\xff", b'{"prompt": "\\ud800"}', b"[" * 5000):
         _refused(server.http.post(COMPLETIONS, content=body), 400, None if body != b'{"prompt": "\\ud800"}' else ...)

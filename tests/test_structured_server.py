@@ -24,6 +24,12 @@ BOMB = {"type": "integer", "multipleOf": 100_000_007}
 TAG = {"begin": "<call=f>", "schema": closed(x=COUNT), "end": "</call>"}
 
 
+DEEP: dict[str, Any] = {}
+for _ in range(480):
+    DEEP = {"properties": DEEP}
+"""Less deep than what a body may be, deeper than what is followed in it."""
+
+
 @pytest.fixture(scope="module")
 def server(data: Path) -> Iterator[Server]:
     with Server(data / "arch" / "llama", "--served-model-name", "tiny") as running:
@@ -125,6 +131,7 @@ def test_structural_tags(server: Server) -> None:
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "json and regex"),
         ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs", "JSON only"),
         ({"structured_outputs": {"yaml": "a"}}, "structured_outputs", "yaml"),
+        ({"structured_outputs": {"json": DEEP, "disable_additional_properties": True}}, "structured_outputs", "nested too deeply"),
         ({"guided_json": True, "use_beam_search": True, "n": 2, "temperature": 0}, "guided_json", "use_beam_search"),
     ],
     ids=lambda value: json.dumps(value)[:60] if isinstance(value, dict) else "",

@@ -109,6 +109,8 @@ def _talk(conversation: Conversation, reader: Reader, writer: Writer) -> None:
             _say(conversation, line, write)
         except Leave:
             return
+        except BrokenPipeError:  # nobody reads the answers any more
+            raise
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise

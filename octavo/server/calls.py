@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
@@ -66,7 +65,6 @@ class Call:
         self.queue_seconds: float | None = None  # of the first choice; known with its first token
         self.first_token: float | None = None
         self.error: str | None = None
-        self.lasts: asyncio.Event | None = None  # set when the work ends that outlives the HTTP answer
         self.wants_text = wants_text
         self.prompts: list[str] | None = None  # only where texts are logged
         self.outputs: list[str] | None = None
@@ -139,8 +137,6 @@ class Calls:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["method"] == "HEAD":  # uvicorn, which has the scope as it was, sends no body
-            scope = {**scope, "method": "GET"}
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         id = given.decode() if _ID.fullmatch(given) else os.urandom(12).hex()
@@ -170,8 +166,6 @@ class Calls:
                     call.caller.enter()
                     entered = True
                 await self._app(scope, receive, counted)
-                if call.lasts is not None:  # open, whether anybody reads it or not
-                    await call.lasts.wait()
         except ApiError as e:
             call.error = e.message
             await e.response(scope["path"])(scope, receive, counted)

@@ -21,6 +21,7 @@ from octavo.server.fields import RequestBody, about
 from octavo.server.messages import chat_messages
 from octavo.server.model_facts import ModelFacts, read_facts
 from octavo.server.ollama_answer import OllamaAnswer
+from octavo.server.ollama_embed import embed, embed_old
 from octavo.server.ollama_fields import (
     NAMES,
     ChatForm,
@@ -28,16 +29,29 @@ from octavo.server.ollama_fields import (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaRequest,
+    model_name,
 )
 from octavo.server.ollama_messages import as_chat
 from octavo.server.parse import Parsed, parse
-from octavo.server.routes import OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_SHOW, ignored_header, prepared
+from octavo.server.routes import (
+    OLLAMA_CHAT,
+    OLLAMA_EMBED,
+    OLLAMA_EMBEDDINGS,
+    OLLAMA_GENERATE,
+    OLLAMA_SHOW,
+    ignored_header,
+    prepared,
+)
+from octavo.server.routes import answered as answered_whole
 from octavo.server.routing import Routes
 from octavo.server.service import Service, new_id
 from octavo.server.stream import EventStream, WholeAnswer
 from octavo.text.chat import ChatOptions
 
 R = TypeVar("R", bound=OllamaRequest)
+
+_NEVER = "9999-12-31T23:59:59Z"
+"""When a model that stays loaded is unloaded: clients show what they are told."""
 
 
 class ShowRequest(RequestBody, kw_only=True):
@@ -88,7 +102,7 @@ def _generate(service: Service, request: OllamaGenerateRequest, ignored: list[st
         if getattr(request, name):
             raise bad_request(f"{name} goes with a chat template, not with raw or suffix", name)
     completion = CompletionForm(
-        model=_name(request.model),
+        model=model_name(request.model),
         prompt=prompt,
         suffix=request.suffix,
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
@@ -107,7 +121,7 @@ def _converse(
 ) -> OllamaAnswer:
     tools, choice = (request.tools, request.tool_choice) if isinstance(request, OllamaChatRequest) else (None, None)
     form = ChatForm(
-        model=_name(request.model),
+        model=model_name(request.model),
         messages=[],
         tools=tools,
         tool_choice=choice,
@@ -155,6 +169,16 @@ def add_ollama_routes(routes: Routes, service: Service) -> None:
         """The answer to a prompt, the text that goes on where it ends, or the text before a suffix, in Ollama's form."""
         return await answered(http, generate, is_chat=False)
 
+    @routes.post(OLLAMA_EMBED)
+    async def ollama_embed(http: Request) -> Response:
+        """A vector of each text, in Ollama's form."""
+        return await answered_whole(service, http, embed)
+
+    @routes.post(OLLAMA_EMBEDDINGS)
+    async def ollama_embeddings(http: Request) -> Response:
+        """A vector of one text, not normalised, in Ollama's older form."""
+        return await answered_whole(service, http, embed_old)
+
     @routes.get("/api/tags")
     async def tags(http: Request) -> Response:
         """The model that is served and its adapters, in Ollama's form."""
@@ -164,7 +188,8 @@ def add_ollama_routes(routes: Routes, service: Service) -> None:
     async def ps(http: Request) -> Response:
         """The same as loaded: it stays so while the server runs."""
         bounds = service.client.bounds
-        loaded = [] if bounds is None else [entry | {"size_vram": 0} for entry in _entries(service, await facts())]
+        kept = {"size_vram": 0, "expires_at": _NEVER}
+        loaded = [] if bounds is None else [entry | kept for entry in _entries(service, await facts())]
         return json_response({"models": [{**entry, "context_length": _max_model_len(service)} for entry in loaded]})
 
     @routes.post(OLLAMA_SHOW)
@@ -194,11 +219,7 @@ def _show_request(service: Service, body: bytes, call: Call) -> Parsed[ShowReque
 
 
 def _check_model(service: Service, name: str) -> None:
-    service.served(_name(name))
-
-
-def _name(name: str) -> str:
-    return name.removesuffix(":latest")
+    service.served(model_name(name))
 
 
 def _max_model_len(service: Service) -> int:
@@ -226,6 +247,7 @@ def _entries(service: Service, facts: ModelFacts) -> list[dict[str, Any]]:
             "model": name,
             "modified_at": facts.modified.isoformat(),
             "size": facts.num_bytes,
+            "digest": facts.digest if name == service.model else service.client.adapters[name].digest,
             "details": _details(facts) | {"parent_model": "" if name == service.model else service.model},
         }
         for name in service.models

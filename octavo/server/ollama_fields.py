@@ -16,6 +16,7 @@ from octavo.server.chat_fields import ChatRequest
 from octavo.server.completion_fields import CompletionRequest
 from octavo.server.errors import bad_request
 from octavo.server.fields import Refused, RequestBody, about
+from octavo.server.parse import convert
 from octavo.server.structured import JsonSchema, ResponseFormat
 
 DEFAULTS: dict[str, Any] = {
@@ -99,19 +100,14 @@ _SHARED: dict[str, Refused] = {
 }
 
 
-class OllamaRequest(RequestBody, kw_only=True):
-    """What both routes share."""
+class OllamaBody(RequestBody, kw_only=True):
+    """What all routes share."""
 
     model: Annotated[str, about('The name in /api/tags, with or without ":latest"; another name is a 404.')]
-    format: Annotated[str | dict[str, Any] | None, about('"json", or a JSON schema.')] = None
     keep_alive: Annotated[
         float | str | None, about("The model stays loaded while the server runs: 0, which unloads it, is refused.")
     ] = None
-    logprobs: Annotated[bool | None, about("Score the output's tokens.")] = None
     options: Annotated[dict[str, Any] | None, about(_OPTIONS)] = None
-    stream: Annotated[bool | None, about("Answer with a line of JSON per step. Default: true.")] = None
-    think: Annotated[bool | str | None, about("Whether the model reasons first, or low, medium, high.")] = None
-    top_logprobs: Annotated[int | None, about("Alternatives for each token. Needs logprobs.")] = None
 
     def check(self) -> None:
         kept = str(0 if self.keep_alive == 0 else self.keep_alive or "-1")
@@ -121,11 +117,9 @@ class OllamaRequest(RequestBody, kw_only=True):
             raise bad_request(
                 "keep_alive 0 is not supported: the model stays loaded", "keep_alive", "unsupported_parameter"
             )
-        if isinstance(self.think, str) and self.think not in ("low", "medium", "high"):
-            raise bad_request(f"think must be true, false, low, medium or high; got {self.think!r:.40}", "think")
 
-    def read_options(self, max_model_len: int, ignored: list[str]) -> dict[str, Any]:
-        """As fields of the other routes, with what they share. Unknown options are added to `ignored`. Raises ApiError."""
+    def known_options(self, max_model_len: int, ignored: list[str]) -> Options:
+        """Unknown ones are added to `ignored`. Raises ApiError."""
         known: dict[str, Any] = {}
         for name, value in (self.options or {}).items():
             if name in Options.__struct_fields__:
@@ -135,7 +129,7 @@ class OllamaRequest(RequestBody, kw_only=True):
             elif value is not None and value not in refused.neutral:
                 raise bad_request(f"options.{name} is not supported: {refused.why}", "options", "unsupported_parameter")
         try:
-            options = msgspec.convert(known, Options)
+            options = convert(known, Options)
         except msgspec.ValidationError as e:
             what, _, where = str(e).partition(" - at `$.")
             raise bad_request(f"options.{where.rstrip('`')}: {what.replace('`', '')}", "options") from None
@@ -143,6 +137,26 @@ class OllamaRequest(RequestBody, kw_only=True):
             raise bad_request(
                 f"options.num_ctx is {options.num_ctx}; the context of this server is {max_model_len}", "options"
             )
+        return options
+
+
+class OllamaRequest(OllamaBody, kw_only=True):
+    """What both routes that generate share."""
+
+    format: Annotated[str | dict[str, Any] | None, about('"json", or a JSON schema.')] = None
+    logprobs: Annotated[bool | None, about("Score the output's tokens.")] = None
+    stream: Annotated[bool | None, about("Answer with a line of JSON per step. Default: true.")] = None
+    think: Annotated[bool | str | None, about("Whether the model reasons first, or low, medium, high.")] = None
+    top_logprobs: Annotated[int | None, about("Alternatives for each token. Needs logprobs.")] = None
+
+    def check(self) -> None:
+        super().check()
+        if isinstance(self.think, str) and self.think not in ("low", "medium", "high"):
+            raise bad_request(f"think must be true, false, low, medium or high; got {self.think!r:.40}", "think")
+
+    def read_options(self, max_model_len: int, ignored: list[str]) -> dict[str, Any]:
+        """As fields of the other routes, with what they share. Unknown options are added to `ignored`. Raises ApiError."""
+        options = self.known_options(max_model_len, ignored)
         fields = {own: value for name, own in _SAMPLING.items() if (value := getattr(options, name)) is not None}
         if fields.get("seed") == -1:
             del fields["seed"]
@@ -206,3 +220,8 @@ class CompletionForm(CompletionRequest, kw_only=True):
 
     def output_limit(self, name: str = "max_tokens", default: int | None = None) -> int | None:
         return super().output_limit(name, default)
+
+
+def model_name(name: str) -> str:
+    """Ollama's clients add a tag."""
+    return name.removesuffix(":latest")

@@ -23,6 +23,7 @@ from octavo.server.embeddings import EMBEDDINGS, EmbeddingRequest
 from octavo.server.errors import ANTHROPIC, json_response
 from octavo.server.fields import Refused
 from octavo.server.ollama import ShowRequest
+from octavo.server.ollama_embed import EmbedRequest, OldEmbedRequest
 from octavo.server.ollama_fields import OllamaChatRequest, OllamaGenerateRequest
 from octavo.server.rerank import RERANK, SCORE, RerankRequest, ScoreRequest
 from octavo.server.responses_fields import ResponsesRequest
@@ -32,6 +33,8 @@ from octavo.server.routes import (
     COUNT_TOKENS,
     MESSAGES,
     OLLAMA_CHAT,
+    OLLAMA_EMBED,
+    OLLAMA_EMBEDDINGS,
     OLLAMA_GENERATE,
     OLLAMA_SHOW,
     RESPONSES,
@@ -56,6 +59,8 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     DETOKENIZE: DetokenizeRequest,
     OLLAMA_CHAT: OllamaChatRequest,
     OLLAMA_GENERATE: OllamaGenerateRequest,
+    OLLAMA_EMBED: EmbedRequest,
+    OLLAMA_EMBEDDINGS: OldEmbedRequest,
     OLLAMA_SHOW: ShowRequest,
     LOAD: LoadAdapterRequest,
     UNLOAD: UnloadAdapterRequest,
@@ -224,9 +229,7 @@ names the field; an unknown field is named in the header `x-octavo-ignored`, or 
 * **Errors** below `/v1/messages` have Anthropic's form ([ANTHROPIC.md](ANTHROPIC.md)): the message names the field.
 * **Broken connections.** A client that leaves ends its generation. With `resumable` the events are numbered, and the
   generation goes on for `--resume-seconds`: `GET /v1/streams/{id}` with the header `Last-Event-ID` goes on behind that
-  event. Some thousand of the last events are kept. Without the header it begins with the first. What goes on without a
-  reader is an open request until it ends: for quotas, the log and the end of the server. Its `request_id` is taken while
-  its events are kept.
+  event. Some thousand of the last events are kept. Without the header it begins with the first.
 * **Vectors.** `/v1/embeddings` pools the states of the decoder after its final norm: `pooling` takes the last token's by
   default, and vectors have length 1. `/v1/score` and `/v1/rerank` give the cosine of two such vectors; no cross-encoder
   is served. A model that was not trained for it tells texts apart, but not well by their meaning.
@@ -240,10 +243,11 @@ names the field; an unknown field is named in the header `x-octavo-ignored`, or 
 * **Adapters.** A LoRA adapter is chosen by its name as `model`, on every route ([OPERATIONS.md](OPERATIONS.md)).
 * **Infilling.** `suffix` works with models whose tokenizer marks prefix and suffix: the tokens of Qwen, StarCoder,
   Granite, DeepSeek, CodeLlama, CodeGemma, GLM, Seed, Codestral.
-* **Ollama.** `/api/chat` and `/api/generate` are adapters onto chat and completions; sampling defaults are Ollama's, but
-  those of generation_config.json come first. Errors are `{"error": "..."}`. Durations are in nanoseconds; waiting is in
-  `total_duration` alone. A call whose arguments are no JSON object, as one cut off, is told as content. The routes that
-  pull, push, make and delete models are not there: a server serves one model."""
+* **Ollama.** `/api/chat` and `/api/generate` are adapters onto chat and completions; sampling defaults are Ollama's,
+  but those of generation_config.json come first. Errors are `{"error": "..."}`. Durations are in nanoseconds; waiting
+  is in `total_duration` alone. `/api/embed` is an adapter onto embeddings, and cuts nothing unless `truncate` asks
+  for it. A call whose arguments are no JSON object, as one cut off, is told as content. The routes that pull, push,
+  make and delete models are not there: a server serves one model."""
 
 
 def reference() -> str:

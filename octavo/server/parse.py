@@ -12,6 +12,7 @@ from octavo.server.errors import ApiError, bad_request
 from octavo.server.fields import RequestBody
 
 T = TypeVar("T", bound=RequestBody)
+C = TypeVar("C")
 
 MAX_DIGITS = 400
 """Of a whole number that is looked at to name its field: float64 ends at 10^308."""
@@ -41,11 +42,31 @@ def parse(body: bytes, schema: type[T], strict: bool) -> Parsed[T]:
     if unknown and strict:
         raise bad_request(f"unknown field: {', '.join(unknown)}", unknown[0], "unknown_parameter")
     try:
-        request = msgspec.convert(known, schema)
+        request = convert(known, schema)
     except msgspec.ValidationError as e:
         raise _validation_error(e) from None
     request.check()
     return Parsed(request, unknown)
+
+
+def convert(value: Any, kind: type[C]) -> C:
+    """`msgspec.convert`, to which 2.0 is a whole number as it is in JSON. Raises msgspec.ValidationError."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as e:
+        try:
+            value = _with_whole_numbers(value)
+        except RecursionError:
+            raise e from None
+        return msgspec.convert(value, kind)
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_whole_numbers(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_numbers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
 def decode(body: bytes) -> dict[str, Any]:

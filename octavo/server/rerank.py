@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-import msgspec
 from msgspec import Meta
 
 from octavo.pooled import logistic, similarities
@@ -46,12 +45,6 @@ class ScoreRequest(ComparisonRequest, kw_only=True):
         return first, second
 
 
-class Document(msgspec.Struct):
-    """As Jina and Cohere write one."""
-
-    text: str
-
-
 class RerankRequest(ComparisonRequest, kw_only=True):
     """POST /v1/rerank."""
 
@@ -62,15 +55,23 @@ class RerankRequest(ComparisonRequest, kw_only=True):
     }
 
     query: Annotated[str, about("What is looked for.")]
-    documents: Annotated[list[str | Document], about("Texts, or objects with a text, at most 2047.")]
+    documents: Annotated[list[str | dict[str, Any]], about("Texts, or objects with a text, at most 2047.")]
     top_n: Annotated[Annotated[int, Meta(ge=0, le=2**31 - 1)] | None, about("So many, the nearest. Default: all.")] = (
         None
     )
     return_documents: Annotated[bool | None, about("Tell the texts, too. Default: true.")] = None
 
-    def texts(self) -> list[str]:
-        """Of the documents. Raises ApiError."""
-        return _listed([d if isinstance(d, str) else d.text for d in self.documents], "documents")
+    def texts(self, ignored: list[str]) -> list[str]:
+        """Of the documents, whose other members are added to `ignored`. Raises ApiError."""
+        texts = []
+        for i, document in enumerate(self.documents):
+            text = document if isinstance(document, str) else document.get("text")
+            if not isinstance(text, str):
+                raise bad_request(f"documents[{i}].text must be a string", "documents")
+            texts.append(text)
+            if isinstance(document, dict):
+                ignored.extend(f"documents[{i}].{name}" for name in document if name != "text")
+        return _listed(texts, "documents")
 
 
 class _Compared:
@@ -164,7 +165,7 @@ def rerank(service: Service, body: bytes, call: Call) -> tuple[RerankAnswer, Par
     """The answer, not begun. Raises ApiError."""
     parsed = parse(body, RerankRequest, service.config.strict)
     request = parsed.request
-    query, documents = ("query", [request.query]), ("documents", request.texts())
+    query, documents = ("query", [request.query]), ("documents", request.texts(parsed.ignored))
     answer = RerankAnswer(service, request, call, "rerank", query, documents)
     answer.top_n, answer.shows_texts = request.top_n, request.return_documents is not False
     return answer, parsed

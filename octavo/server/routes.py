@@ -36,6 +36,8 @@ MESSAGES = "/v1/messages"
 COUNT_TOKENS = "/v1/messages/count_tokens"
 OLLAMA_CHAT = "/api/chat"
 OLLAMA_GENERATE = "/api/generate"
+OLLAMA_EMBED = "/api/embed"
+OLLAMA_EMBEDDINGS = "/api/embeddings"
 OLLAMA_SHOW = "/api/show"
 
 ANSWERS: dict[str, AnswerOf] = {COMPLETIONS: completion, CHAT: chat}
@@ -43,7 +45,9 @@ ANSWERS: dict[str, AnswerOf] = {COMPLETIONS: completion, CHAT: chat}
 BATCHED: dict[str, WholeOf] = {**ANSWERS, EMBEDDINGS: embeddings}
 """What a batch can run, too."""
 
-OTHER_PATHS = frozenset({MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE, RESPONSES, SCORE, RERANK})
+OTHER_PATHS = frozenset(
+    {MESSAGES, OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_EMBED, OLLAMA_EMBEDDINGS, RESPONSES, SCORE, RERANK}
+)
 """Of the protocols that are adapted onto chat, and of comparing texts."""
 
 GENERATION_PATHS = frozenset(BATCHED) | OTHER_PATHS
@@ -60,18 +64,14 @@ those with DRY: its sequence breakers are looked for in every token once. And th
 async def generate(service: Service, http: Request, answer_of: AnswerOf) -> Response:
     """The response to a generation request. Raises ApiError."""
     answer, parsed = await prepared(service, http, answer_of)
-    call, id = call_of(http), answer.generation.id
-    if parsed.request.resumable:
-        service.streams.check(id, call.caller.name)
     answer.generation.begin()
     headers = ignored_header(parsed.ignored)
     if not parsed.request.stream:
         return WholeAnswer(answer, headers)
     stream = events(answer)
     if parsed.request.resumable:
-        kept = service.streams.add(id, stream, call.caller.name, service.config.resume_seconds)
-        call.lasts = kept.ended
-        stream = kept.read(0)
+        caller, grace = call_of(http).caller.name, service.config.resume_seconds
+        stream = service.streams.add(answer.generation.id, stream, caller, grace).read(0)
     waits = answer.generation.may_be_refused
     return EventStream(stream, headers, service.config.sse_ping_seconds, waits=waits)
 

@@ -71,7 +71,7 @@ class StructuredFields(msgspec.Struct, kw_only=True):
         None
     )
     guided_decoding_backend: Annotated[
-        Literal["auto", "guidance"] | None, Meta(description="There is one, llguidance: no effect.")
+        Literal["auto", "guidance"] | None, Meta(description="There is one, llguidance.")
     ] = None
     json_schema: Annotated[_Schema | None, Meta(description="JSON of a schema.")] = None
     grammar: Annotated[str | None, Meta(description="A grammar in GBNF or Lark.")] = None
@@ -168,7 +168,10 @@ def _of_json(
     else:
         given = schema
     if closed:
-        given = _closed(given)
+        try:
+            given = _closed(given)
+        except RecursionError:
+            raise ParameterError(field, f"{field} is nested too deeply") from None
     if options:
         given = given if isinstance(given, dict) else {"allOf": [given]}
         given = {**given, "x-guidance": {**options, **given.get("x-guidance", {})}}

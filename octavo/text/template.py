@@ -49,16 +49,22 @@ class ChatTemplate:
 
 
 def read_template(given: str) -> str:
-    """The source of a template that is given as such, or as the path of its file. Raises ParameterError."""
-    if "{{" in given or "{%" in given:
-        return given
+    """The source of a template that is given as such, or as the path of its file. Raises ParameterError, also for one that
+    cannot be read as a template."""
+    source = given
+    if "{{" not in given and "{%" not in given:
+        try:
+            source = Path(given).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            cause = error.strerror if isinstance(error, OSError) else error
+            raise ParameterError(
+                "chat_template", f"chat_template is neither a template nor a file: {given:.200}: {cause}"
+            ) from None
     try:
-        return Path(given).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        cause = error.strerror if isinstance(error, OSError) else error
-        raise ParameterError(
-            "chat_template", f"chat_template is neither a template nor a file: {given:.200}: {cause}"
-        ) from None
+        _environment().parse(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ParameterError("chat_template", f"chat_template is no template: line {error.lineno}: {error}") from None
+    return source
 
 
 @functools.lru_cache(maxsize=16)
