@@ -8,7 +8,7 @@ template <Format F, Format... Set> constexpr bool kOneOf = ((F == Set) || ...);
 using enum Format;
 template <Format F> constexpr bool kIq4 = kOneOf<F, W4N, W4X>;
 template <Format F> constexpr bool kE2m1 = kOneOf<F, W4M, W4V>;
-template <Format F> constexpr bool kZeros = kOneOf<F, W4Z, W4Z64, W8Z64>;  // a zero point of each column
+template <Format F> constexpr bool kZeros = kOneOf<F, W4Z, W4Z64, W4C, W8Z64>;  // a zero point of each column
 template <Format F> constexpr bool kMinimum = kOneOf<F, W4F, W5F, W2K, W4K, W5K>;
 template <Format F> constexpr int kRuns = kOneOf<F, W2K, W3K, W6K, W4V> ? 2 : 1;
 template <Format F> constexpr int kGroups = info_of(F).unit / 32;  // of a unit
@@ -102,6 +102,8 @@ template <Format F> VEC_INLINE Numbers<F> numbers_of(const uint8_t* unit, int gr
     memcpy(&n.scale[0], at + column * 4, sizeof(f32v));
   } else if constexpr (kOneOf<F, W4Z64, W8Z64>) {
     n.scale[0] = half(0), n.zero = u8(32);
+  } else if constexpr (F == W4C) {
+    n.scale[0] = f32v{} + 1, n.zero = u8(0);
   } else if constexpr (kOneOf<F, W4K, W5K>) {
     n.scale[0] = half(256) * part_to_f32(u8(group * 16));
     n.minimum[0] = -(half(288) * part_to_f32(u8(128 + group * 16)));

@@ -203,6 +203,7 @@ void Program::execute(const Node& n, const Step& step, int worker) {
     }
     case Op::Dispatch: dispatch(n, step, worker); break;
     case Op::ExpertLinear: expert_linear(n, step, worker); break;
+    case Op::GatherExpertCols: gather_expert_cols(n, step, worker); break;
     case Op::Combine: combine(n, step, worker); break;
     case Op::SplitHeads: split_heads(n, step, worker); break;
     case Op::HeadLinear: head_linear(n, step, worker); break;

@@ -107,6 +107,19 @@ void Program::expert_linear(const Node& n, const Step& step, int worker) {
   for (int task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) run({task, task + 1});
 }
 
+void Program::gather_expert_cols(const Node& n, const Step& step, int worker) {
+  const Sorted& s = sorted(n, step, worker);
+  const Range mine = share(rows_of(n.out, step), pool_->size(), worker);
+  int e = 0;
+  for (int row = mine.begin; row < mine.end; row++) {
+    while (s.starts[static_cast<size_t>(e) + 1] <= row) e++;
+    const float* order = vector_of(n.vector) + static_cast<int64_t>(e) * n.out.cols;
+    const float* x = f32(n.a, step.plan) + row * ld(n.a);
+    float* y = f32(n.out, step.plan) + row * ld(n.out);
+    for (int c = 0; c < n.out.cols; c++) y[c] = x[static_cast<int>(order[c])];
+  }
+}
+
 void Program::combine(const Node& n, const Step& step, int worker) {
   const Sorted& s = sorted(n, step, worker);
   const int rows = rows_of(n.out, step), top_k = n.b.cols / 2;

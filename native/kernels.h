@@ -25,6 +25,7 @@ namespace octavo {
 //   W4V    f s/2 table[q]        e4m3 s of 16 K                                     NVFP4
 //   W4Z    f s (q - z)           fp16 s of 32 K, u8 z of 32 K                       GPTQ, AWQ .. groups of 32
 //   W4Z64  f s (q - z)           fp16 s of 64 K, u8 z of 64 K                       GPTQ, AWQ .. groups of 64 and more
+//   W4C    f (q - z)             u8 z of 256 K                                      4 bits, one scale for a column
 //   W8Z64  f s (q - z)           fp16 s of 64 K, u8 z of 64 K                       8-bit GPTQ, int8
 //   F8     s e4m3(q)             float s of 64 K                                    FP8
 //   W2K    d a q - e b           {a, b} u4 of 16 K, fp16 d of 256 K, fp16 e         Q2_K
@@ -49,6 +50,7 @@ enum class Format : uint8_t {
   W4V,
   W4Z,
   W4Z64,
+  W4C,
   W8Z64,
   F8,
   W2K,
@@ -58,7 +60,7 @@ enum class Format : uint8_t {
   W6K,
   W4X
 };
-constexpr int kFormats = 21;
+constexpr int kFormats = 22;
 
 struct FormatInfo {
   const char* name;
@@ -72,9 +74,10 @@ constexpr FormatInfo kFormatInfo[kFormats] = {
     {"w8", 64, 8, 0, 64, false},    {"w4", 64, 4, 0, 64, false},    {"w4f", 64, 4, 0, 128, false},
     {"w5", 64, 4, 1, 64, false},    {"w5f", 64, 4, 1, 128, false},  {"w4n", 64, 4, 0, 64, false},
     {"w4m", 64, 4, 0, 64, false},   {"w4v", 64, 4, 0, 64, true},    {"w4z", 64, 4, 0, 96, true},
-    {"w4z64", 64, 4, 0, 48, true},  {"w8z64", 64, 8, 0, 48, true},  {"f8", 64, 8, 0, 64, false},
-    {"w2k", 256, 2, 0, 320, false}, {"w3k", 256, 2, 1, 288, false}, {"w4k", 256, 4, 0, 320, false},
-    {"w5k", 256, 4, 1, 320, false}, {"w6k", 256, 4, 2, 288, false}, {"w4x", 256, 4, 0, 160, false},
+    {"w4z64", 64, 4, 0, 48, true},  {"w4c", 256, 4, 0, 16, true},   {"w8z64", 64, 8, 0, 48, true},
+    {"f8", 64, 8, 0, 64, false},    {"w2k", 256, 2, 0, 320, false}, {"w3k", 256, 2, 1, 288, false},
+    {"w4k", 256, 4, 0, 320, false}, {"w5k", 256, 4, 1, 320, false}, {"w6k", 256, 4, 2, 288, false},
+    {"w4x", 256, 4, 0, 160, false},
 };
 constexpr const FormatInfo& info_of(Format f) { return kFormatInfo[(int)f]; }
 constexpr int panel_cols(Format f) { return f <= Format::BF16 ? 32 : 16; }

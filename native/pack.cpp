@@ -41,6 +41,7 @@ constexpr Block block_of(Format f) {
     case Format::W4Z64: return {64, 36};
     case Format::W8Z64:
     case Format::F8: return {64, 68};
+    case Format::W4C: return {256, 132};
     case Format::W2K: return {256, 84};
     case Format::W3K: return {256, 110};
     case Format::W4K: return {256, 144};
@@ -138,6 +139,8 @@ template <Format F> void numbers(const uint8_t* block, int at, int c, uint8_t* o
     half(g * 32, 0), byte(64 + g * 16, block[2]);
   } else if constexpr (F == W4Z64 || F == W8Z64) {
     half(0, 0), byte(32, block[2]);
+  } else if constexpr (F == W4C) {
+    byte(0, block[0]);
   } else if constexpr (F == F8) {
     memcpy(out + 4 * c, block, 4);
   } else if constexpr (F == W2K) {
@@ -237,7 +240,8 @@ void pack(Format f, const uint8_t* src, size_t row_bytes, int n, int k, uint8_t*
         // clang-format off: a table
 #define BLOCKS(F) case Format::F: pack_blocks<Format::F>(rows, row_bytes, cols, k, to); break;
       BLOCKS(W8) BLOCKS(W4) BLOCKS(W4F) BLOCKS(W5) BLOCKS(W5F) BLOCKS(W4N) BLOCKS(W4M) BLOCKS(W4V) BLOCKS(W4Z)
-      BLOCKS(W4Z64) BLOCKS(W8Z64) BLOCKS(F8) BLOCKS(W2K) BLOCKS(W3K) BLOCKS(W4K) BLOCKS(W5K) BLOCKS(W6K) BLOCKS(W4X)
+      BLOCKS(W4Z64) BLOCKS(W4C) BLOCKS(W8Z64) BLOCKS(F8) BLOCKS(W2K) BLOCKS(W3K) BLOCKS(W4K) BLOCKS(W5K) BLOCKS(W6K)
+      BLOCKS(W4X)
 #undef BLOCKS
         // clang-format on
     }

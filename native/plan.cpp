@@ -40,6 +40,7 @@ constexpr const char* kNames[kOps] = {
     "route",
     "dispatch",
     "expert_linear",
+    "gather_expert_cols",
     "combine",
     "split_heads",
     "head_linear",
@@ -113,7 +114,9 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
   }
   size_t ranks = 0, experts = 0;
   for (const Node& node : spec_.nodes) {
-    if (node.op != Op::Dispatch && node.op != Op::ExpertLinear && node.op != Op::Combine) continue;
+    if (node.op != Op::Dispatch && node.op != Op::ExpertLinear && node.op != Op::GatherExpertCols &&
+        node.op != Op::Combine)
+      continue;
     experts = std::max(experts, static_cast<size_t>(node.experts));
     const auto times = static_cast<size_t>(spec_.values[static_cast<size_t>(node.b.value)].times);
     ranks = std::max(ranks, static_cast<size_t>(node.b.cols / 2) * tokens * times);

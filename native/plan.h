@@ -47,12 +47,13 @@ enum class Op : uint8_t {
   Route,
   Dispatch,
   ExpertLinear,
+  GatherExpertCols,
   Combine,
   SplitHeads,
   HeadLinear,
   LinearSample,
 };
-constexpr int kOps = 33;
+constexpr int kOps = 34;
 const char* op_name(Op op);
 Op op_of(const std::string& name);             // throws std::invalid_argument naming it
 ActKind act_kind_of(const std::string& name);  // as op_of
@@ -259,6 +260,7 @@ class Program {
   void concat(const Node& node, const Step& step, int worker);  // from here on in experts.cpp
   void dispatch(const Node& node, const Step& step, int worker);
   void expert_linear(const Node& node, const Step& step, int worker);
+  void gather_expert_cols(const Node& node, const Step& step, int worker);
   void combine(const Node& node, const Step& step, int worker);
   void split_heads(const Node& node, const Step& step, int worker);
   void head_linear(const Node& node, const Step& step, int worker);

@@ -67,6 +67,7 @@ class NodeCheck {
       case Op::Route: return route();
       case Op::Dispatch: return dispatch();
       case Op::ExpertLinear: return expert_linear();
+      case Op::GatherExpertCols: return gather_expert_cols();
       case Op::Combine: return combine();
       case Op::SplitHeads: return split_heads();
       case Op::HeadLinear: return head_linear();
@@ -264,11 +265,16 @@ class NodeCheck {
   void gather_cols() const {
     const int cols = node_.out.cols;
     same_rows(f32(node_.a, "input", cols), f32(node_.out, "output", cols));
-    vector(cols);
+    order(cols, 1);
+  }
+  // A vector of columns for each of some orders.
+  void order(int cols, int orders) const {
+    const int64_t size = int64_t{orders} * cols;
+    vector(node_.vector, size);
     const WeightSpec& w = weight(node_.vector);
-    const auto* order = reinterpret_cast<const float*>(w.memory->data() + w.offset);
+    const auto* first = reinterpret_cast<const float*>(w.memory->data() + w.offset);
     const auto inside = [cols](float i) { return i >= 0 && i < static_cast<float>(cols) && i == std::floor(i); };
-    need(cols < (1 << 24) && std::all_of(order, order + cols, inside), w.name + " holds what is no column");
+    need(cols < (1 << 24) && std::all_of(first, first + size, inside), w.name + " holds what is no column");
   }
   void linear_sample() const {
     const ValueSpec& x = value(node_.a, "input");
@@ -351,6 +357,13 @@ class NodeCheck {
       need(n == node_.out.cols, "expert " + std::to_string(e) + " has " + std::to_string(n) + " output features");
     }
     if (node_.vector >= 0) vector(node_.vector, int64_t{node_.experts} * node_.out.cols);
+  }
+  void gather_expert_cols() const {
+    const int cols = node_.out.cols;
+    same_rows(f32(node_.a, "input", cols), f32(node_.out, "output", cols));
+    const ValueSpec& r = value(node_.b, "routing");
+    same_rows(r, value(node_.out, "output"), routing(r));
+    order(cols, node_.experts);
   }
   void combine() const {
     const ValueSpec &x = f32(node_.a, "input", node_.out.cols), &y = f32(node_.out, "output", node_.out.cols);

@@ -15,7 +15,7 @@ from octavo.weights.spec import PACKED
 FLOATS = ("F32", "F16", "BF16", "F32D")
 HALVES = PLACES | {"IQ1_M": (), "TQ1_0": (52,), "TQ2_0": (64,)}
 """Of fp16 numbers in a block; by default the first two bytes."""
-MIXED = [source for source in PACKED if source not in ("F32", "I4Z32", "I4Z64", "I8Z64", "F8")]
+MIXED = [source for source in PACKED if source not in ("F32", "I4Z32", "I4Z64", "I4C", "I8Z64", "F8")]
 """The quantised formats of GGUF that have a packed one, F16 and BF16."""
 
 
@@ -37,6 +37,8 @@ def random_rows(source: str, rows: int, cols: int, seed: int = 0) -> formats.U8:
         blocks[..., 0] = rng.choice([0, 1, 2, 3, 117, 120, 124], blocks.shape[:2])
     elif source == "NVFP4":
         blocks[..., :4] = rng.integers(0, 128, (*blocks.shape[:2], 4))
+    elif source == "I4C":
+        blocks[..., 1:4] = 0
     elif source == "IQ1_M":
         blocks[..., [49, 51, 53, 55]] &= 0x0F  # the nibbles of its scale, highest last: of ordinary size
         blocks[..., 55] |= 0x20

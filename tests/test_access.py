@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import ssl
@@ -13,10 +14,17 @@ import httpx
 import openai
 import pytest
 import trustme
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
 from octavo.config import ConfigError, ServerConfig
-from octavo.server.access import Caller, Key, read_keys
+from octavo.engine.messages import Stats
+from octavo.server.access import Caller, Key, Keys, read_keys
+from octavo.server.calls import Call, Calls, call_of
 from octavo.server.errors import ApiError
+from octavo.server.metrics import Metrics
+from octavo.server.tracing import NoTracer
 from tests.serving import Server
 from tests.waiting import SECONDS, until
 
@@ -116,6 +124,54 @@ def test_bad_key_files_are_told(tmp_path: Path, text: str, message: str) -> None
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_keys(None, str(path))
+
+
+# ---- calls
+
+
+def test_a_call_lasts_as_long_as_its_work() -> None:
+    """What goes on behind its answer, as a stream without a reader, is open and counts until it ends."""
+
+    async def scenario() -> None:
+        ended, answered = asyncio.Event(), asyncio.Event()
+        open_calls: list[Call] = []
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            call = call_of(Request(scope))
+            call.lasts = ended
+            open_calls.append(call)
+            await Response()(scope, receive, send)
+            answered.set()
+
+        statuses: list[int] = []
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        async def receive() -> Message:
+            return {"type": "http.disconnect"}
+
+        metrics = Metrics(Stats)
+        keys = Keys([Key(name="k", key="k", max_concurrent=1, tokens_per_minute=10)])
+        calls = Calls(app, keys, metrics, NoTracer(), frozenset({COMPLETIONS}), "off")
+
+        async def ask() -> None:
+            headers = [(b"authorization", b"Bearer k")]
+            await calls({"type": "http", "method": "POST", "path": COMPLETIONS, "headers": headers}, receive, send)
+
+        first = asyncio.create_task(ask())
+        await answered.wait()
+        await ask()
+        assert statuses == [200, 429] and metrics.num_open == 1
+        open_calls[0].num_output_tokens = 20
+        ended.set()
+        await first
+        assert metrics.num_open == 0
+        await ask()  # the tokens are used up
+        assert statuses == [200, 429, 429] and len(open_calls) == 1
+
+    asyncio.run(scenario())
 
 
 # ---- a server with keys

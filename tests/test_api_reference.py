@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,94 +14,148 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
 
-from octavo.request import LIMITS
+from octavo.config import ServerConfig
+from octavo.request import LIMITS, PLAIN, Retention, Terms
+from octavo.server.access import Caller
+from octavo.server.calls import Call
 from octavo.server.chat_fields import ChatRequest
 from octavo.server.completion_fields import CompletionRequest
-from octavo.server.openapi import reference
-from octavo.server.routes import CHAT, COMPLETIONS
+from octavo.server.ollama_fields import DEFAULTS
+from octavo.server.parse import parse
+from octavo.server.routes import CHAT, COMPLETIONS, MESSAGES, OLLAMA_CHAT, RESPONSES
+from octavo.server.service import Service
+from tests.field_effects import OF_TERMS, TEMPLATE, TEXT, WITHOUT_EFFECT, Told, beside, effects
 from tests.serving import Server
+from tests.thinker import thinking_model
 
 ROOT = Path(__file__).parents[1]
-HELLO = [{"role": "user", "content": "Hello there"}]
 SCHEMAS: dict[str, type[msgspec.Struct]] = {COMPLETIONS: CompletionRequest, CHAT: ChatRequest}
-STREAM = {"stream": True}
-SCHEMA = {"type": "object"}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
-
-SAMPLES: dict[str, Any] = {
-    "add_generation_prompt": False, "add_special_tokens": False, "allowed_token_ids": [5, 6], "bad_words": ["so"],
-    "best_of": 2, "cache_salt": "a", "chat_template_kwargs": {}, "dry_allowed_length": 3, "dry_base": 1.5,
-    "dry_multiplier": 0.5, "dry_penalty_last_n": 50, "dry_sequence_breakers": ["\n"], "dynatemp_exponent": 2.0,
-    "dynatemp_range": 0.5, "echo": True, "explain": True, "frequency_penalty": 0.5, "grammar": 'start: "a" | "b"',
-    "guided_choice": ["a", "b"], "guided_decoding_backend": "auto", "guided_grammar": 'start: "a" | "b"',
-    "guided_json": SCHEMA, "guided_regex": "a|b", "ignore_eos": True, "include_reasoning": False,
-    "include_stop_str_in_output": True, "json_schema": SCHEMA, "logit_bias": {"5": 1.5}, "max_completion_tokens": 2,
-    "max_tokens": 2, "min_p": 0.1, "min_tokens": 1, "mirostat_eta": 0.1, "mirostat_tau": 5.0, "n": 2, "n_predict": -1,
-    "parallel_tool_calls": False, "presence_penalty": 0.5, "priority": -1, "prompt_cache_key": "k", "prompt_logprobs": 1,
-    "documents": [], "reasoning_effort": "none", "repeat_last_n": 20, "repetition_penalty": 1.1, "request_id": "r1",
-    "retention": {"seconds": 300, "priority": 1, "num_tokens": 100}, "prompt_cache_retention": "24h",
-    "response_format": {"type": "json_object"}, "return_sampling_params": True, "return_token_ids": True,
-    "return_tokens_as_token_ids": True, "safety_identifier": "s", "samplers": ["top_k", "temperature"], "seed": 5,
-    "skip_special_tokens": False, "suffix": "x", "stop": ["x"], "stop_token_ids": [5], "stream": True,
-    "structured_outputs": {"choice": ["a", "b"]}, "temperature": 0.5, "timeout": 60.0, "ttft_timeout": 60.0, "thinking_token_budget": 5, "top_k": 5,
-    "top_n_sigma": 1.0, "top_p": 0.5, "truncate_prompt_tokens": 3, "typical_p": 0.5, "use_beam_search": True, "user": "me",
-    "xtc_probability": 0.5, "xtc_threshold": 0.2, "tools": [TOOL], "model": "tiny",
-}  # fmt: skip
-TOGETHER: dict[str, dict[str, Any]] = {  # what goes with fields that ask for another
-    "early_stopping": {"early_stopping": True, "use_beam_search": True},
-    "length_penalty": {"length_penalty": 2.0, "use_beam_search": True},
-    "resumable": {"resumable": True, **STREAM},
-    "return_progress": {"return_progress": True, **STREAM},
-    "stream_options": {"stream_options": {"include_usage": True}, **STREAM},
-    "tool_choice": {"tool_choice": "auto", "tools": [TOOL]},
-    "top_logprobs": {"top_logprobs": 2, "logprobs": True},
-    "guided_whitespace_pattern": {"guided_json": SCHEMA, "guided_whitespace_pattern": " "},
-    "continue_final_message": {
-        "continue_final_message": True,
-        "add_generation_prompt": False,
-        "messages": [*HELLO, {"role": "assistant", "content": "So"}],
-    },
-}
 REQUIRED = ("prompt", "messages")
-OF_OTHER_MODELS = ("thinking_token_budget", "suffix")
-"""This one does not think, and has no tokens for infilling."""
 WRONG: tuple[Any, ...] = ([[[1.5]]], 1e308, -(2**70), {"\u0000": []})
 OBJECTS = ("chat_template_kwargs", "guided_json", "json_schema")
 """Take any JSON object."""
 
 
 @pytest.fixture(scope="module")
-def server(data: Path) -> Iterator[Server]:
-    with Server(data / "arch" / "llama", "--served-model-name", "tiny") as running:
+def server(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Of a model that asks for BOS and may think. Its prompts are computed in several steps."""
+    model = thinking_model(data, tmp_path_factory.mktemp("model"))
+    config = model / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"add_bos_token": True}))
+    options = (
+        "--num-threads",
+        "1",
+        "--max-num-seqs",
+        "16",
+        "--max-num-batched-tokens",
+        "32",
+        "--chat-template",
+        TEMPLATE,
+    )
+    with Server(model, "--served-model-name", "tiny", "--max-model-len", "1024", *options) as running:
         yield running
 
 
-def base(path: str) -> dict[str, Any]:
-    return {"max_tokens": 2, **({"prompt": "Hello"} if path == COMPLETIONS else {"messages": HELLO})}
-
-
-def test_the_page_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "API.md").read_text() == reference(), "make it anew: scripts/api-docs"
+@pytest.mark.parametrize("path", SCHEMAS)
+def test_every_field_has_its_effect(server: Server, path: str) -> None:
+    """Seen with the field, and not without it."""
+    known = effects(path)
+    fields = {*SCHEMAS[path].__struct_fields__} - {*REQUIRED}
+    assert fields == {*known, *((WITHOUT_EFFECT | OF_TERMS).keys() & fields)}
+    for name, effect in known.items():
+        body = beside(path, name)
+        told = Told(server, path, body | {name: effect.value}, name)
+        assert effect.seen(told), (name, told.raw[:500])
+        assert not effect.seen(told.base), (name, told.base.raw[:500])
+        assert "x-octavo-ignored" not in told.headers, name
+    for name, value in WITHOUT_EFFECT.items():
+        told = Told(server, path, beside(path, name) | {name: value}, name)
+        assert told.ids == told.base.ids and "x-octavo-ignored" not in told.headers, name
+    nothing = dict.fromkeys({*SCHEMAS[path].__struct_fields__, *SCHEMAS[path].REFUSED}, None)  # type: ignore[attr-defined]
+    assert server.post(path, nothing | beside(path, "")).status_code == 200
 
 
 @pytest.mark.parametrize("path", SCHEMAS)
-def test_every_field_is_honoured(server: Server, path: str) -> None:
-    for name in SCHEMAS[path].__struct_fields__:
-        if name in REQUIRED:
-            continue
-        value: Any = 2 if (name, path) == ("logprobs", COMPLETIONS) else True
-        body = base(path) | TOGETHER.get(name, {name: SAMPLES.get(name, value)})
-        if name in ("max_completion_tokens", "n_predict"):
-            del body["max_tokens"]
-        assert name in SAMPLES or name in TOGETHER or name == "logprobs", f"{name} has no sample"
-        answer = server.post(path, body)
-        if name in OF_OTHER_MODELS:
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
-            continue
-        assert answer.status_code == 200, (name, answer.text)
-        assert "x-octavo-ignored" not in answer.headers, name
-    nothing = dict.fromkeys({*SCHEMAS[path].__struct_fields__, *SCHEMAS[path].REFUSED}, None)  # type: ignore[attr-defined]
-    assert server.post(path, nothing | base(path)).status_code == 200
+def test_scheduler_and_cache_are_told(path: str) -> None:
+    engine: Any = None
+    service, call = Service(ServerConfig(model="any"), engine, "any"), Call("id", Caller())
+
+    def terms(**fields: Any) -> Terms:
+        body = beside(path, "") | fields
+        return service._terms(parse(msgspec.json.encode(body), SCHEMAS[path], True).request, call)  # type: ignore[arg-type]
+
+    expected: dict[str, Any] = {
+        "priority": 1, "tenant": "me", "retention": Retention(seconds=300, priority=1), "total_seconds": 60, "ttft_seconds": 50,
+    }  # fmt: skip
+    given = {name: OF_TERMS[name] for name in ("priority", "user", "retention")}
+    told = terms(**given, timeout=60, ttft_timeout=50, cache_salt="a")
+    assert {name: getattr(told, name) for name in expected} == expected
+    assert told.cache_salt.endswith("a") and terms() == PLAIN
+    if path == CHAT:
+        assert terms(prompt_cache_retention="24h").retention == Retention(seconds=86_400)
+
+
+def as_responses(body: dict[str, Any]) -> dict[str, Any]:
+    own = {"input": TEXT, "max_output_tokens": body["max_tokens"]}
+    return own | {name: body[name] for name in body if name not in ("messages", "max_tokens")}
+
+
+def as_messages(body: dict[str, Any]) -> dict[str, Any]:
+    names = {"stop": "stop_sequences"}
+    return {names.get(name, name): [value] if name == "stop" else value for name, value in body.items()}
+
+
+def as_ollama(body: dict[str, Any]) -> dict[str, Any]:
+    names = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
+    options = {names.get(name, name): value for name, value in body.items() if name != "messages"}
+    return {"model": "tiny", "messages": body["messages"], "stream": False, "options": options}
+
+
+ADAPTED: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
+    RESPONSES: (
+        as_responses,
+        lambda answer: ("".join(item["content"][0]["text"] for item in answer["output"]), answer["usage"]["output_tokens"]),
+        ("frequency_penalty", "ignore_eos", "logit_bias", "min_p", "min_tokens", "presence_penalty", "repetition_penalty",
+         "seed", "stop", "temperature", "top_k", "top_p"),
+    ),
+    MESSAGES: (
+        as_messages,
+        lambda answer: (answer["content"][-1]["text"], answer["usage"]["output_tokens"]),
+        ("seed", "stop", "temperature", "top_k", "top_p"),
+    ),
+    OLLAMA_CHAT: (
+        as_ollama,
+        lambda answer: (answer["message"]["content"], answer["eval_count"]),
+        ("frequency_penalty", "min_p", "presence_penalty", "repeat_last_n", "repetition_penalty", "seed", "stop",
+         "temperature", "top_k", "top_p", "typical_p"),
+    ),
+}  # fmt: skip
+"""Route: its body for a body of chat, text and length of its answer, and the fields of chat that it has in its own form."""
+
+
+@pytest.mark.parametrize("path", ADAPTED)
+def test_adapted_routes_draw_as_chat_does(server: Server, path: str) -> None:
+    """With each field, where it changes what chat says."""
+    write, told, names = ADAPTED[path]
+    defaults = DEFAULTS if path == OLLAMA_CHAT else {}
+    for name in names:
+        effect = effects(CHAT)[name]
+        possible = {*names, "messages", "max_tokens"}
+        plain = {key: value for key, value in beside(CHAT, name).items() if key in possible}
+        plain["max_tokens"] = (
+            40 if "penalty" in name or name == "repeat_last_n" else 12
+        )  # no penalty without a repetition
+        value = effect.value
+        if name == "stop":  # also where no letter can be made likely
+            value = Told(server, CHAT, defaults | plain | {"temperature": 0}).text[3:5]
+        expected = []
+        for more in ({}, {name: value}):
+            chat = Told(server, CHAT, defaults | plain | more)
+            expected.append((chat.text, chat.answer["usage"]["completion_tokens"]))
+        assert expected[0] != expected[1], name
+        answer = server.post(path, write(plain | {name: value}))
+        assert answer.status_code == 200 and "x-octavo-ignored" not in answer.headers, (name, answer.text)
+        assert told(answer.json()) == expected[1], name
 
 
 @pytest.mark.parametrize("path", SCHEMAS)
@@ -111,8 +166,7 @@ def test_every_field_refuses_other_types_by_its_name(server: Server, path: str) 
                 continue
             if name in ("mirostat_eta", "mirostat_tau") and isinstance(value, float | int):
                 continue
-            together = {key: v for key, v in TOGETHER.get(name, {}).items() if key != name}
-            answer = server.post(path, base(path) | together | {name: value})
+            answer = server.post(path, beside(path, name) | {name: value})
             assert answer.status_code == 400, (name, value)
             error = answer.json()["error"]
             assert error["param"] == name or name in error["message"], (name, value, error)
@@ -126,7 +180,7 @@ def test_every_limit_is_kept_and_named(server: Server, path: str) -> None:
             continue
         low, high = LIMITS[name]
         for value in (low - 1, high + 1, low - 0.001, high * (1 + 2**-40) + 1e-9):
-            answer = server.post(path, base(path) | TOGETHER.get(name, {}) | {name: value})
+            answer = server.post(path, beside(path, name) | {name: value})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, name), (name, value, answer.text)
             tried += 1
     assert tried > 80
@@ -139,6 +193,7 @@ def test_the_document_knows_every_field(server: Server, path: str) -> None:
     properties = document["components"]["schemas"][schema.__name__]["properties"]
     assert set(properties) == {*schema.__struct_fields__, *getattr(schema, "REFUSED", {})}
     assert all(property.get("description") for property in properties.values())
+    assert all("effect" in properties[name]["description"] for name in WITHOUT_EFFECT)
     assert path in document["paths"] and "/v1/abort" in document["paths"]
 
 

@@ -9,8 +9,10 @@ import pytest
 
 from octavo.bench import models
 from octavo.bench.blocks import SOURCES, random_rows
+from octavo.bench.format_models import tensor_bytes
 from octavo.bench.hf_folder import as_folder
-from octavo.bench.models import Shape, made, write_random
+from octavo.bench.hf_random import HF_FORMATS, write_random
+from octavo.bench.models import Shape, made
 from octavo.bench.offline import Offline, check
 from octavo.config import ConfigError, EngineConfig
 from octavo.models import build_graph
@@ -19,6 +21,13 @@ from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.gguf_file import read_gguf
 
 SMALL = Shape(hidden=256, layers=2, heads=4, kv_heads=2, inner=512, vocab=1024, positions=512)
+
+
+PACKED_AS = {
+    "gptq-g32": "w4z", "gptq-g128": "w4z64", "gptq-channel": "w4c", "gptq-8bit": "w8", "awq-g128": "w4z64",
+    "w4a16-g128": "w4z64", "w4a16-channel": "w4c", "w8a16-channel": "w8z64", "w8a8": "w8z64", "fp8-channel": "f8",
+    "fp8-128x128": "f8", "mxfp4": "w4m",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -34,7 +43,7 @@ def test_random_rows(source: str) -> None:
 @pytest.mark.parametrize("source", ["Q4_0", "BF16"])
 def test_random_model(tmp_path: Path, source: str) -> None:
     path = tmp_path / "model.gguf"
-    write_random(path, SMALL, source, "making it")
+    models.write_random(path, SMALL, source, "making it")
     assert {tensor.source for tensor in read_gguf(path).tensors.values()} == {source, "F32"}
     work = Offline(EngineConfig(model=str(path), num_threads=1, max_model_len=128))
     assert work.weight_bytes >= 256 * 1024 * (2 if source == "BF16" else 0.5)
@@ -47,6 +56,26 @@ def test_random_model(tmp_path: Path, source: str) -> None:
     assert tokens == [1] * 5
     with pytest.raises(RuntimeError, match=r"5 tokens came out of 6, 0 were cached"):
         check(sum(tokens), 6)
+
+
+@pytest.mark.parametrize("name", HF_FORMATS)
+def test_random_folder(tmp_path: Path, name: str) -> None:
+    """Packed as docs/FORMATS.md says, at most 1.10 of its files, with values of the size that was meant."""
+    path = tmp_path / "model"
+    path.mkdir()
+    shape = Shape(hidden=1024, layers=1, heads=8, kv_heads=2, inner=1024, vocab=32)
+    write_random(path, shape.config(), list(shape.modules()), HF_FORMATS[name])
+    checkpoint = open_checkpoint(path)
+    parts = {part: v.cols for v in build_graph(checkpoint).weights() for part in v.parts if not v.vector}
+    del parts[next(part for part in parts if part.name == "model.embed_tokens.weight")]
+    assert {part.format for part in parts} == {PACKED_AS[name]}
+    packed = sum(formats.packed_bytes(part.format, part.rows, cols) for part, cols in parts.items())
+    beside = 2 * shape.hidden * (shape.vocab + 3)  # embedding and norms
+    assert packed <= 1.10 * (tensor_bytes(path) - beside)
+    for part, cols in parts.items():
+        info, data, factor = checkpoint.read(part.name)
+        values = formats.dequantise(info.source, data, cols, factor)
+        assert 0.4 < np.sqrt(np.square(values).mean()) * cols**0.5 < 2, part.name
 
 
 def test_vocabulary_is_used_up(data: Path) -> None:
@@ -98,7 +127,7 @@ def test_demo_in_other_formats(name: str, matrix: str, embedding: str) -> None:
 def test_in_hugging_face_layout(tmp_path: Path) -> None:
     """The same model: the graphs' weights have the same values."""
     shape = Shape(hidden=64, layers=1, heads=2, kv_heads=1, inner=64)
-    write_random(tmp_path / "model.gguf", shape, "BF16", "making it", models.tokenizer_of(models.demo_file()))
+    models.write_random(tmp_path / "model.gguf", shape, "BF16", "making it", models.tokenizer_of(models.demo_file()))
     folder = as_folder(tmp_path / "model.gguf")
     assert as_folder(tmp_path / "model.gguf") == folder
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model-hf", "model.gguf"]

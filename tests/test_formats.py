@@ -14,7 +14,7 @@ from octavo.weights.spec import DECODED, PACKED, CheckpointError
 from tests.random_blocks import random_rows
 
 SOURCES = sorted(formats.BLOCKS)
-OURS = ("I4Z32", "I4Z64", "I8Z64", "F8", "NF4", "FP4")
+OURS = ("I4Z32", "I4Z64", "I4C", "I8Z64", "F8", "NF4", "FP4")
 COLS = {"F32": [1, 33, 64], "F16": [7, 64, 96], "BF16": [31, 128]}
 GGUF_SOURCES = [source for source in SOURCES if source not in (*OURS, "F32D")]
 
@@ -49,7 +49,9 @@ def test_dequantise_blocks_of_our_own(source: str) -> None:
             block = data[row, i // block_cols * block_bytes :][:block_bytes]
             at = i % block_cols
             nibble = block[4 + at // 32 * 16 + at % 16] >> (4 if at % 32 >= 16 else 0) & 15
-            if source.startswith("I"):
+            if source == "I4C":
+                w = np.float32(int(nibble) - int(block[0]))
+            elif source.startswith("I"):
                 q = int(block[4 + at] if source == "I8Z64" else nibble)
                 w = block[:2].view(np.float16).astype(np.float32)[0] * np.float32(q - int(block[2]))
             else:
@@ -69,7 +71,7 @@ TABLES = {"w4n": IQ4_NL, "w4x": IQ4_NL, "w4m": E2M1, "w4v": E2M1, "f8": E4M3}
 PLACES = {8: lambda quad: (quad, 0), 4: lambda quad: (quad % 4, quad // 4 * 4), 2: lambda quad: (quad // 4, quad % 4 * 2),
           1: lambda quad: (0, quad)}  # fmt: skip
 """Line and lowest bit of a quad, by the width of its plane."""
-FACTORED = ("w4z", "w4z64", "w8z64", "w4v")
+FACTORED = ("w4z", "w4z64", "w4c", "w8z64", "w4v")
 
 
 def unpacked(packed: str, data: formats.U8, rows: int, cols: int) -> formats.F32:
@@ -118,7 +120,7 @@ def unpacked(packed: str, data: formats.U8, rows: int, cols: int) -> formats.F32
                 else:
                     number[name] = np.float32(stored)
             value = TABLES[packed][q] if packed in TABLES else q - number.get("zero", CONSTANT_ZERO.get(packed, 0))
-            w = number["scale"] * number.get("sub_scale", np.float32(1)) * np.float32(value)
+            w = number.get("scale", np.float32(1)) * number.get("sub_scale", np.float32(1)) * np.float32(value)
             w += number.get("minimum", np.float32(0))
             w -= number.get("minimum_scale", np.float32(0)) * number.get("sub_minimum", np.float32(0))
             out[row, i] = w * factors[row] if factors.size else w
@@ -267,4 +269,5 @@ def test_packed_bytes_are_near_those_of_the_file() -> None:
     for bits, group, packed in ((4, 32, "w4z"), (4, 64, "w4z64"), (4, 128, "w4z64"), (8, 128, "w8z64")):  # GPTQ, AWQ
         file = bits + (16 + bits) / group  # bits of a weight: fp16 scale and zero of a group
         assert formats.packed_bytes(packed, rows, cols) * 8 / (rows * cols) / file <= 1.10, packed
-    assert formats.packed_bytes("f8", rows, cols) / (rows * cols) <= 1.10
+    for packed, bits in (("w4c", 4), ("w8z64", 8), ("f8", 8)):  # a scale for each output
+        assert formats.packed_bytes(packed, rows, cols) * 8 / (rows * cols) / bits <= 1.10, packed

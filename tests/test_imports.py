@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "outputs": {"request", "explain", "engine.messages", "text"},
     "llm": {"bars", "outputs", "config", "request", "pooling", "pooled", "explain", "engine", "text", "weights"},
     "server": {"__version__", "config", "request", "pooling", "pooled", "explain", "engine", "text", "weights"},
-    "bench": {"config", "disk", "request", "engine", "text", "weights", "graph", "backends"},
+    "bench": {"config", "disk", "request", "engine", "text", "weights", "graph", "backends", "quantize"},
     "cli": {"*"},
     "__init__": {"llm", "outputs", "request"},
 }  # fmt: skip

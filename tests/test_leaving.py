@@ -76,6 +76,16 @@ def test_a_client_that_leaves_ends_its_answer(server: Server, way: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
+def test_who_waits_for_a_slot_leaves_too(server: Server, stream: bool) -> None:
+    with aborts(server, 17), server.asking(COMPLETIONS, {**ENDLESS, "n": 16}):
+        until(lambda: server.metric("octavo_requests_running") == 16)
+        before = server.metric(ABORTED)
+        with server.asking(COMPLETIONS, {**ENDLESS, "stream": stream}):
+            until(lambda: server.metric("octavo_requests_waiting") == 1)
+        server.wait_for(ABORTED, before + 1)
+
+
+@pytest.mark.parametrize("stream", [True, False])
 def test_abort_by_id_ends_with_what_there_is(server: Server, stream: bool) -> None:
     body = {**ENDLESS, "n": 3, "request_id": f"abort-{stream}", "return_token_ids": True, "stream": stream}
     id = f"cmpl-abort-{stream}"

@@ -173,15 +173,24 @@ def test_values_are_those_of_the_definition(tmp_path: Path, name: str) -> None:
 
 
 def test_the_order_of_columns_is_a_tensor(tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(save_module(tmp_path / "m", w.gptq(rng(), 32, 128, act_order=rng(1)), gptq()))
+    """Transposed, the columns are in their places."""
+    written = w.gptq(rng(), 32, 128, act_order=rng(1))
+    checkpoint = open_checkpoint(save_module(tmp_path / "m", written, gptq()))
     order = checkpoint.info("m.weight").order
     info, data, _ = checkpoint.read(f"m.weight{ORDER}")
     assert order is not None and (info.shape, info.source) == ((128,), "F32")
     np.testing.assert_array_equal(data.view(np.float32)[0], order)
     assert sorted(order) == list(range(128)) and f"m.weight{ORDER}" in checkpoint
     checkpoint.release(f"m.weight{ORDER}")
-    with pytest.raises(CheckpointError, match=r"m\.weight has sorted columns"):
-        checkpoint.info("m.weight.T")
+    turned = checkpoint.info("m.weight.T")
+    assert (turned.source, turned.shape, turned.order) == ("F32D", (128, 32), None)
+    np.testing.assert_allclose(values(checkpoint, "m.weight.T"), written.values.T, rtol=3 * 2.0**-24)
+
+
+def test_columns_that_are_not_sorted_have_an_order_when_asked(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(save_module(tmp_path / "m", w.gptq(rng(), 32, 128), gptq()))
+    assert checkpoint.info("m.weight").order is None
+    np.testing.assert_array_equal(checkpoint.read(f"m.weight{ORDER}").data.view(np.float32)[0], np.arange(128))
 
 
 def test_zero_points_that_3_bit_tools_wrote_in_whole_words(tmp_path: Path) -> None:

@@ -7,12 +7,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octavo.backends.diff import make_step
+from octavo.backends.cpu import CpuBackend
+from octavo.backends.diff import diff, make_step
 from octavo.backends.reference import ReferenceBackend, forward_logits
 from octavo.graph.fuse import count
+from octavo.graph.ir import Graph
 from octavo.models import build_graph
+from octavo.weights.address import Addressed
 from octavo.weights.checkpoint import open_checkpoint
-from tests.quantised_model import ACT_ORDER, GPTQ, save_quantised, with_act_order
+from tests.quantised_model import (
+    ACT_ORDER,
+    GPTQ,
+    save_latent_experts,
+    save_quantised,
+    sorted_apart,
+    sorted_experts,
+    with_act_order,
+)
 from tests.random_model import InMemory
 from tests.test_cpu_backend import logits_of, same_bits, table, with_rows
 from tests.test_fixtures import LIMITS, Case, native
@@ -86,17 +97,34 @@ def test_act_order_sorts_the_input_once_for_a_fused_weight(fixtures: Path) -> No
     assert count(graph)["linear"] == 4 * 2 + 1
 
 
-def test_weights_sorted_in_different_ways_are_not_one(tmp_path: Path) -> None:
-    """Against the same model without quantisation, on both backends."""
-    path = save_quantised(tmp_path / "model", GPTQ, with_act_order, **ACT_ORDER)
+def assert_same_as_plain(path: Path) -> Graph:
+    """Against the same model without quantisation, and native operations against the reference."""
     checkpoint = open_checkpoint(path)
     graph = build_graph(checkpoint, "f32")
-    nodes = count(graph)
-    assert (nodes["gather_cols"], nodes["concat"], nodes["linear"]) == (5 * 2, 2, 5 * 2 + 1)
     tensors = {name: values(checkpoint, name) for name in checkpoint.names()}
     plain = InMemory(checkpoint.config, {n: v.reshape(checkpoint.info(n).shape) for n, v in tensors.items()})
     ids = np.random.default_rng(0).integers(50, size=40).astype(np.int32)
-    want_graph = build_graph(plain, "f32")
-    want = forward_logits(want_graph, ReferenceBackend().pack(want_graph, plain), ids)
+    want_graph, want_model = build_graph(Addressed(plain), "f32"), Addressed(plain)
+    want = forward_logits(want_graph, ReferenceBackend().pack(want_graph, want_model), ids)
     got = forward_logits(graph, ReferenceBackend().pack(graph, checkpoint), ids)
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+    for activations in ("f32", "auto"):
+        assert diff(build_graph(checkpoint, activations), checkpoint, CpuBackend(fuse=False, reuse=False)) is None
+    return graph
+
+
+def test_weights_sorted_in_different_ways_are_not_one(tmp_path: Path) -> None:
+    nodes = count(assert_same_as_plain(save_quantised(tmp_path / "model", GPTQ, with_act_order, **ACT_ORDER)))
+    assert (nodes["gather_cols"], nodes["concat"], nodes["linear"]) == (5 * 2, 2, 5 * 2 + 1)
+
+
+def test_experts_and_latent_attention_are_sorted(tmp_path: Path) -> None:
+    """Each expert in its own way, one not at all; the rows of a head's matrix into the latent space become columns."""
+    nodes = count(assert_same_as_plain(save_latent_experts(tmp_path / "model", sorted_experts)))
+    assert (nodes["gather_expert_cols"], nodes["expert_linear"]) == (2, 2)  # gate_up and down of one layer
+    assert nodes["gather_cols"] == 2 * 7  # q_a, kv_a, q_b, values, o, gate_up and down of shared or dense
+
+
+def test_gate_and_up_of_experts_sorted_in_different_ways_are_not_one(tmp_path: Path) -> None:
+    nodes = count(assert_same_as_plain(save_latent_experts(tmp_path / "model", sorted_apart)))
+    assert (nodes["gather_expert_cols"], nodes["expert_linear"]) == (3, 3)

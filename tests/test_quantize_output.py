@@ -11,12 +11,16 @@ import pytest
 from typer.testing import CliRunner
 
 from octavo.backends.reference import ReferenceBackend, forward, forward_logits
+from octavo.bench.gguf_out import Tensor as GgufTensor
+from octavo.bench.gguf_out import write_gguf
+from octavo.bench.models import Shape
 from octavo.cli.main import app
 from octavo.config import ConfigError
 from octavo.graph import ops
 from octavo.graph.ir import Graph
 from octavo.models import build_graph
 from octavo.quantize import blocks
+from octavo.quantize.at_load import quantised
 from octavo.quantize.calibrate import Calibration
 from octavo.quantize.convert import Method, convert, matrix
 from octavo.quantize.directory import Tensor, TensorShards
@@ -148,6 +152,66 @@ def test_gguf_files(data: Path, tmp_path: Path, name: str) -> None:
     )
     assert (ours.bos_id, ours.adds_bos, ours.eos_ids) == (theirs.bos_id, theirs.adds_bos, theirs.eos_ids)
     assert ours.chat_templates == theirs.chat_templates
+
+
+def test_gguf_files_of_gguf_files(data: Path, tmp_path: Path) -> None:
+    """Matrices are those that quantising at load makes; all else is what the file says."""
+    source, graph = opened(data / "gguf/tiny-llama-f16_bf16.gguf")
+    at_load = quantised(source, graph, "int4")
+    got, _ = written(Path(source.path), tmp_path / "out.gguf", Request("q4_0", embeddings="q8_0"))
+    assert {got.info(name).source for name in got.names()} == {"Q4_0", "Q8_0", "F32"}
+    for name in source.names():
+        np.testing.assert_array_equal(got.read(name).data, at_load.read(name).data, err_msg=name)
+    (before, after) = (read_gguf(path).metadata for path in (Path(source.path), tmp_path / "out.gguf"))
+    tokens = [dict(metadata).pop("tokenizer.ggml.tokens").decode() for metadata in (before, after)]
+    assert tokens[0] == tokens[1] and after["general.file_type"] == 2
+    own = {"general.file_type", "general.quantization_version", "general.alignment"}
+    plain = {key: value for key, value in before.items() if key not in own and not hasattr(value, "decode")}
+    assert {key: after[key] for key in plain} == plain
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_gguf_files_of_experts(tmp_path: Path, calibrated: bool) -> None:
+    """Experts lie in one tensor. They are rounded to nearest, whatever is calibrated."""
+    shape = Shape(hidden=64, layers=2, heads=4, kv_heads=2, inner=32, vocab=96, positions=128)
+    tensors = {f"{name}.weight": (rows, cols) for name, rows, cols in shape.matrices() if "ffn" not in name}
+    tensors |= {f"{name}.weight": (shape.hidden,) for name in shape.norms()}
+    for i in range(shape.layers):
+        tensors |= {f"blk.{i}.ffn_{m}_exps.weight": (4, shape.inner, shape.hidden) for m in ("gate", "up")}
+        tensors[f"blk.{i}.ffn_down_exps.weight"] = (4, shape.hidden, shape.inner)
+        tensors[f"blk.{i}.ffn_gate_inp.weight"] = (4, shape.hidden)
+    rng, stored = np.random.default_rng(0), []
+    for name, size in tensors.items():
+        values = (1 if len(size) == 1 else 0) + rng.standard_normal(size).astype(np.float32) * size[-1] ** -0.5
+        stored.append(GgufTensor(name, size, "F32", iter([values.view(np.uint8).reshape(-1, 4 * size[-1])])))
+    experts = {"llama.expert_count": 4, "llama.expert_used_count": 2}
+    write_gguf(tmp_path / "in.gguf", shape.metadata() | experts, stored, "")
+    source, graph = opened(tmp_path / "in.gguf")
+    at_load = quantised(source, graph, "int4")
+    got, _ = written(
+        tmp_path / "in.gguf", tmp_path / "out.gguf", Request("q4_0"), texts_of(96, 2) if calibrated else None
+    )
+    for part, role in roles(graph).items():
+        same = np.array_equal(got.read(part).data, at_load.read(part).data)
+        if role in (Role.LINEAR, Role.EXPERT):
+            assert got.info(part).source == "Q4_0" and same == (role is Role.EXPERT or not calibrated), part
+        else:
+            assert got.info(part).source == "F32"
+
+
+def test_gguf_files_quantised_again(data: Path, tmp_path: Path) -> None:
+    """What has the type already, and what is kept, has its bytes."""
+    source, graph = opened(data / "gguf/tiny-llama-q4_1.gguf")
+    got, _ = written(Path(source.path), tmp_path / "q5_1.gguf", Request("q5_1", keep=("*.down_proj",)))
+    again, _ = written(tmp_path / "q5_1.gguf", tmp_path / "q4_1.gguf", Request("q4_1"))
+    for name in source.names():
+        kept = "down_proj" in name or name not in quantised_names(graph)
+        assert got.info(name).source == (source.info(name).source if kept else "Q5_1")
+        if kept:
+            np.testing.assert_array_equal(again.read(name).data, source.read(name).data)
+        else:
+            w, v = matrix(source, name), matrix(got, name)
+            assert 0 < np.linalg.norm(v - w) < 0.05 * np.linalg.norm(w)
 
 
 @pytest.mark.parametrize("name", sorted(blocks.FORMATS))
@@ -324,7 +388,7 @@ def test_command(data: Path, tmp_path: Path) -> None:
         (["MODEL"], "name the model and OUT"),
         (["MODEL", "OUT", "--format", "q4_0"], "q4_0 is written to a .gguf file"),
         (["MODEL", "OUT", "--method", "awq"], "method must be rtn or gptq"),
-        (["GGUF", "OUT"], "a model directory in Hugging Face layout is quantised, not a GGUF file"),
+        (["GGUF", "OUT"], "w4a16 is made of a directory in Hugging Face layout"),
         (
             ["MODEL", "OUT", "--format", "w8a8", "--method", "gptq", "--calibration", "SHORT"],
             "tokens, at least 1024",

@@ -317,7 +317,9 @@ def test_tenants_and_quotas(data: Path, tmp_path: Path) -> None:
         body = {"input": "Hi", "background": True, "max_output_tokens": 90, "ignore_eos": True}
         made = server.http.post(RESPONSES, json=body, headers=alice).json()
         path = f"{RESPONSES}/{made['id']}"
-        until(lambda: server.http.get(path, headers=alice).json()["status"] == "incomplete", every=0.02)
+        server.http.headers.update(alice)
+        server.wait_for("octavo_http_requests_open", 0)
+        assert server.http.get(path).json()["status"] == "incomplete"
         assert server.http.post(RESPONSES, json=body, headers=alice).status_code == 429
         for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
             assert server.http.request(method, f"{RESPONSES}/{made['id']}{path}", headers=bob).status_code == 404

@@ -27,7 +27,7 @@ from octavo.models import build_graph
 from octavo.pooling import Pooling
 from octavo.request import FinishReason, Request, SamplingParams, TokenLogprobs
 from octavo.weights.checkpoint import open_checkpoint
-from tests.quantised_model import ACT_ORDER, GPTQ, save_quantised, sorted_alike
+from tests.quantised_model import save_latent_experts, sorted_experts
 from tests.random_adapter import random_adapter
 from tests.random_blocks import MIXED, write_mixed
 from tests.random_model import WINDOWS, random_model, save
@@ -360,9 +360,11 @@ def test_bits_do_not_depend_on_the_schedule(data: Path, name: str) -> None:
 
 
 def test_bits_of_sorted_columns(tmp_path: Path) -> None:
-    """Weights of GPTQ with act-order, with and without zero points: their inputs are sorted."""
-    path = save_quantised(tmp_path / "act-order", GPTQ, sorted_alike, **ACT_ORDER)
-    assert_reached(check_model(path, num_requests=16, num_schedules=4, seed=0))
+    """Weights of GPTQ with act-order, with and without zero points: their inputs are sorted, those of experts in as many
+    ways as there are experts."""
+    path = save_latent_experts(tmp_path / "act-order", sorted_experts)
+    seen = check_model(path, num_requests=16, num_schedules=1, seed=0)
+    assert seen.mixed_steps > 0 and seen.chunked > 0 and seen.largest_batch > 4 and max(seen.expert_rows) > 16
 
 
 def test_bits_of_int8_caches(data: Path) -> None:
@@ -402,6 +404,14 @@ def test_bits_of_windows(tmp_path: Path, kv_dtype: str) -> None:
     seen = check_model(path, 16, 4, seed=0, kv_dtype=kv_dtype)
     assert_reached(seen)
     assert seen.left_windows > 0
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
+def test_bits_of_caps_and_sinks(fixtures: Path, name: str) -> None:
+    """Capped scores and logits; sinks beside experts. Both have windows in every other layer."""
+    seen = check_model(fixtures / "arch" / name, num_requests=16, num_schedules=1, seed=0)
+    assert seen.mixed_steps > 0 and seen.chunked > 0 and seen.largest_batch > 4 and seen.left_windows > 0
+    assert seen.longest_context > 2 * KV_SPLIT and seen.shared_tiles > 0
 
 
 def test_bits_of_every_quantised_format(tmp_path: Path) -> None:

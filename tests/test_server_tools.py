@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import ollama
 import openai
 import pytest
 
+from tests.clients.run import SHOWN, llm
+from tests.clients.run import TOOL as CITY_TOOL
 from tests.serving import Server
 from tests.thinker import END, START, thinking_server
 
@@ -291,3 +295,22 @@ def test_a_round_with_the_async_client(demo_server: Server) -> None:
             check_round(choice.message, choice.finish_reason)
 
     asyncio.run(go())
+
+
+def test_a_round_with_the_ollama_client(demo_server: Server) -> None:
+    """It cannot demand a call: the model decides."""
+    messages: list[Any] = [{"role": "user", "content": SHOWN}]
+    options = {"temperature": 0, "num_predict": 64, "stop": ["\nQ:"], "repeat_penalty": 1.0}
+    with closing(ollama.Client(host=demo_server.url)) as client:
+        message = client.chat("demo", messages, tools=[CITY_TOOL], options=options).message
+        (call,) = message.tool_calls or ()
+        assert (call.function.name, call.function.arguments) == ("get_weather", {"city": "Paris"})
+        parts = client.chat("demo", messages, tools=[CITY_TOOL], options=options, stream=True)
+        assert [part.message.tool_calls for part in parts if part.message.tool_calls] == [message.tool_calls]
+        result = {"role": "tool", "tool_name": call.function.name, "content": "18 degrees"}
+        assert client.chat("demo", [*messages, message, result], options=options).message.content
+
+
+def test_a_round_with_llm(demo_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLM_USER_PATH", "")  # is set, and then as it was
+    assert llm(demo_server.url)

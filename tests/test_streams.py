@@ -114,7 +114,7 @@ def read(response: httpx.Response, count: int = 10**9) -> list[tuple[int, str]]:
 
 
 def test_a_stream_is_taken_up_where_it_broke(server: Server) -> None:
-    body = {**LONG, "stream": True, "resumable": True, "stream_options": {"include_usage": True}}
+    body = {**LONG, "stream": True, "resumable": True, "request_id": "a", "stream_options": {"include_usage": True}}
     with (
         httpx.Client(base_url=server.url, timeout=SECONDS) as first,
         first.stream("POST", COMPLETIONS, json=body) as response,
@@ -131,6 +131,8 @@ def test_a_stream_is_taken_up_where_it_broke(server: Server) -> None:
     assert text_of([json.loads(data) for _, data in events[:-1]]) == server.complete(**LONG)["choices"][0]["text"]
     whole = read(server.http.get(f"/v1/streams/{id}"))
     assert whole == events
+    again = server.post(COMPLETIONS, body)
+    assert (again.status_code, again.json()["error"]["param"]) == (400, "request_id")
     for last in ("x", "-2", "9" * 10):
         assert server.http.get(f"/v1/streams/{id}", headers={"last-event-id": last}).status_code == 400
     assert server.http.get(f"/v1/streams/{id}", headers={"last-event-id": "99999"}).status_code == 410
@@ -145,8 +147,8 @@ async def numbered(count: int, size: int = 10) -> AsyncGenerator[bytes, None]:
 
 def test_only_so_much_of_a_stream_is_kept() -> None:
     async def scenario() -> None:
-        stream = ResumableStream(numbered(40, MAX_BYTES // 10), None, 0.01)
-        await stream.ended.wait()
+        stream = ResumableStream(numbered(40, MAX_BYTES // 10), None)
+        await asyncio.wait_for(stream.ended.wait(), SECONDS)
         with pytest.raises(ApiError, match="are kept") as caught:
             stream.check(3)
         assert caught.value.status == 410
@@ -154,7 +156,6 @@ def test_only_so_much_of_a_stream_is_kept() -> None:
         assert len(late) == 1 and b"events_forgotten" in late[0]
         kept = [event async for event in stream.read(stream._first)]
         assert sum(map(len, kept)) < MAX_BYTES * 1.1 and b"id: 39\n" in kept[-1]
-        await asyncio.wait_for(stream.over.wait(), SECONDS)
 
     asyncio.run(scenario())
 
@@ -164,15 +165,33 @@ def test_streams_of_others_do_not_exist() -> None:
         streams = ResumableStreams()
         stream = streams.add("a", numbered(3), "me", 0.01)
         assert streams.get("a", "me") is stream
-        for id, caller in (("a", "you"), ("a", None), ("b", "me")):
+        for id, caller in (("a", "you"), ("a", ""), ("b", "me")):
             with pytest.raises(ApiError) as caught:
                 streams.get(id, caller)
             assert caught.value.status == 404
+            streams.check(id, caller)  # may be taken
+        with pytest.raises(ApiError, match="still kept"):
+            streams.check("a", "me")
         assert len([event async for event in stream.read(0)]) == 3
         await asyncio.wait_for(stream.over.wait(), SECONDS)
         await asyncio.sleep(0)
         with pytest.raises(ApiError):
             streams.get("a", "me")
+        streams.check("a", "me")
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_nobody_ever_read_ends() -> None:
+    async def endless() -> AsyncGenerator[bytes, None]:
+        while True:
+            await asyncio.sleep(0.001)
+            yield b""
+
+    async def scenario() -> None:
+        stream = ResumableStream(endless(), 0.01)
+        await asyncio.wait_for(stream.over.wait(), SECONDS)
+        await asyncio.wait_for(stream.ended.wait(), SECONDS)
 
     asyncio.run(scenario())
 

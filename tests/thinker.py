@@ -30,11 +30,17 @@ def add_special_tokens(folder: Path, tokens: dict[str, int]) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
-def thinking_server(data: Path, folder: Path, *options: str) -> Server:
-    """folder: where its model is made."""
+def thinking_model(data: Path, folder: Path) -> Path:
+    """Made in `folder`."""
     model = folder / "thinker"
     shutil.copytree(data / "arch" / "llama", model)
     add_special_tokens(model, {"<think>": START, "</think>": END})
+    return model
+
+
+def thinking_server(data: Path, folder: Path, *options: str, template: str = TEMPLATE) -> Server:
+    """folder: where its model is made."""
+    model = thinking_model(data, folder)
     return Server(
-        model, "--served-model-name", "tiny", "--max-model-len", "1024", "--chat-template", TEMPLATE, *options
+        model, "--served-model-name", "tiny", "--max-model-len", "1024", "--chat-template", template, *options
     )

@@ -142,6 +142,7 @@ class Packed {
       case W4Z: scale = num('h', 0, 32), integer = q - num('u', 64, 32); break;
       case W4Z64:
       case W8Z64: scale = num('h', 0, 64), integer = q - num('u', 32, 64); break;
+      case W4C: scale = 1, integer = q - num('u', 0, 256); break;
       case F8: scale = num('f', 0, 64), integer = e4m3_value(q); break;
       case W2K: {
         const int both = (int)num('u', 0, 16);

@@ -159,7 +159,10 @@ class EveryOperation : public check::Builder {
     Node& product = chosen(Op::ExpertLinear, sorted, out);
     for (int i = 0; i < kExperts; i++) product.weights.push_back(matrix(kHidden, kHidden));
     product.vector = vector("bias", kExperts * kHidden);
-    chosen(Op::Combine, out, y);
+    const Operand turned = f32("turned by expert", kHidden, kTopK);
+    const auto backwards = [](int i) { return static_cast<float>(kHidden - 1 - i % kHidden); };
+    chosen(Op::GatherExpertCols, out, turned).vector = vector("orders", kExperts * kHidden, backwards);
+    chosen(Op::Combine, turned, y);
   }
   void end(Operand x, bool fused) {
     const Operand rows = value("rows", Act::F32, kHidden, true), logits = value("logits", Act::F32, kVocab, true);

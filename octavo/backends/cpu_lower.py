@@ -295,6 +295,12 @@ def _expert_linear(low: _Lowering, native: _native.Node, node: Node, a: ops.Expe
         native.vector = low.vector(bias[0])
 
 
+def _gather_expert_cols(low: _Lowering, native: _native.Node, node: Node, a: ops.GatherExpertCols) -> None:
+    x, routing, order = node.ins
+    native.a, native.b, native.out = low.operand(x), low.operand(routing), low.operand(node.outs[0])
+    native.experts, native.vector = a.experts, low.vector(order)
+
+
 def _gather_rows(low: _Lowering, native: _native.Node, node: Node, _: ops.GatherRows) -> None:
     x, rows = node.ins
     _need_input(node, rows)
@@ -363,5 +369,6 @@ _FILL: dict[type[ops.Attrs], Callable[[_Lowering, _native.Node, Node, Any], None
     ops.Route: _route,
     ops.Dispatch: _dispatch,
     ops.ExpertLinear: _expert_linear,
+    ops.GatherExpertCols: _gather_expert_cols,
     ops.Combine: _dispatch,
 }

@@ -286,7 +286,7 @@ def _route(run: Interpreter, node: Node, a: ops.Route) -> F64:
 
 def _expert_linear(run: Interpreter, node: Node, a: ops.ExpertLinear) -> F64:
     x, routing, weight = (run.get(v) for v in node.ins[:3])
-    expert = np.sort(routing[:, : routing.shape[1] // 2].astype(int), axis=None)
+    expert = experts.of_rows(routing)
     sizes = _norms(weight).reshape(a.experts, -1)[expert]
     bias = np.abs(run.get(node.ins[3])).reshape(a.experts, -1)[expert] if len(node.ins) > 3 else np.zeros((1, 1))
     return np.asarray(C * U32 * (np.sqrt(x.shape[1]) * _norms(x)[:, None] * sizes + bias))
@@ -307,6 +307,7 @@ _TOLERANCES: dict[str, Callable[[Interpreter, Node, Any], F64]] = {
     "embed": _embed, "rms_norm": _rms_norm, "layer_norm": _layer_norm, "round": _exact, "linear": _linear,
     "rope": _rope, "attention": _attention, "act_mul": _act_mul, "act": _act, "scale": _scale, "softcap": _softcap,
     "clamp": _exact, "mul": _scale, "add": _exact, "gather_rows": _exact, "gather_cols": _exact,
+    "gather_expert_cols": _exact,
     "lora_shrink": _lora_shrink, "lora_expand": _lora_expand,
     "concat": _exact, "split_heads": _exact, "head_linear": _head_linear, "route": _route, "dispatch": _exact, "expert_linear": _expert_linear, "combine": _combine,
 }  # fmt: skip

@@ -338,7 +338,7 @@ _OPS: dict[str, Callable[[Interpreter, Node, Any], NDArray[Any] | None]] = {
     "attention": _attention, "act_mul": _act_mul, "act": _act, "scale": _scale, "softcap": _softcap,
     "clamp": _clamp, "mul": _mul, "add": _add, "gather_rows": _gather_rows, "sample": _sample,
     "concat": _concat, "route": _route, "dispatch": _dispatch, "expert_linear": _expert_linear, "combine": _combine,
-    "gather_cols": _gather_cols, "lora_shrink": _lora_shrink, "lora_expand": _lora_expand,
+    "gather_cols": _gather_cols, "gather_expert_cols": lambda run, node, _: experts.gather_cols(*map(run.get, node.ins)), "lora_shrink": _lora_shrink, "lora_expand": _lora_expand,
     "split_heads": _split_heads, "head_linear": _head_linear,
 }  # fmt: skip
 

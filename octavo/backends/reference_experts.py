@@ -47,9 +47,20 @@ def order(routing: F32) -> Ids:
     return np.argsort(routing[:, :k].astype(np.intp).ravel(), kind="stable")
 
 
+def of_rows(routing: F32) -> Ids:
+    """The expert of each dispatched row."""
+    return np.sort(routing[:, : routing.shape[1] // 2].astype(np.intp), axis=None)
+
+
+def gather_cols(x: F32, routing: F32, columns: F32) -> F32:
+    """x [k*n, K], columns [1, E*K] -> [k*n, K]."""
+    of_expert = columns.reshape(-1, x.shape[1]).astype(np.intp)
+    return np.take_along_axis(x, of_expert[of_rows(routing)], axis=1)
+
+
 def linear(x: NDArray[Any], routing: F32, weights: list[list[F32]], bias: F32 | None) -> F32:
     """x [k*n, K], weights of each expert [N_i, K], bias [1, E*N] -> [k*n, sum N_i]."""
-    expert = np.sort(routing[:, : routing.shape[1] // 2].astype(np.intp), axis=None)
+    expert = of_rows(routing)
     cols = sum(len(w) for w in weights[0])
     y = np.empty((len(x), cols), np.float32)
     for e in np.unique(expert):

@@ -36,13 +36,18 @@ def as_folder(model: Path) -> Path:
         }
         (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         _write_weights(checkpoint, scratch / "model.safetensors")
-        tokenizer, _ = load_gguf_tokenizer(model)
-        tokenizer.save(str(scratch / "tokenizer.json"))
-        (scratch / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}\n')
+        write_tokenizer(model, scratch)
         scratch.rename(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def write_tokenizer(model: Path, folder: Path) -> None:
+    """Of a GGUF file."""
+    tokenizer, _ = load_gguf_tokenizer(model)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}\n')
 
 
 def _write_weights(checkpoint: Checkpoint, path: Path) -> None:

@@ -6,6 +6,7 @@ A model is made once, in seconds to a minute, and kept; the same bytes come out 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import zlib
 from collections.abc import Iterator
@@ -15,11 +16,15 @@ from typing import Any, NamedTuple
 import gguf
 import numpy as np
 
+from octavo.bench import hf_random
 from octavo.bench.blocks import SOURCES, random_rows
 from octavo.bench.gguf_out import Tensor, write_gguf
+from octavo.bench.hf_folder import write_tokenizer
+from octavo.bench.hf_random import HF_FORMATS
 from octavo.disk import cache_home
 from octavo.weights.formats import U8, dequantise, row_bytes
 from octavo.weights.gguf_file import GgufFile, read_gguf
+from octavo.weights.gguf_names import FAMILIES
 from octavo.weights.locate import locate
 
 DEMO = {"demo-f16": ("F16", "F16"), "demo-bf16": ("BF16", "BF16"), "demo-q4_0": ("Q4_0", "Q8_0")}
@@ -28,7 +33,10 @@ DEMO = {"demo-f16": ("F16", "F16"), "demo-bf16": ("BF16", "BF16"), "demo-q4_0": 
 LARGE = {f"1b-{source.lower()}": source for source in SOURCES}
 """Random matrices, all of one format, in the shape of a Llama with 1.1e9 weights."""
 
-NAMES = (*DEMO, *LARGE)
+FOLDERS = {f"1b-{name}": form for name, form in HF_FORMATS.items()}
+"""The same shape in Hugging Face layout, matrices of the layers in formats of other checkpoints, the embedding in bf16."""
+
+NAMES = (*DEMO, *LARGE, *FOLDERS)
 
 ROWS = 2048
 """Of a matrix that are made at once."""
@@ -78,12 +86,39 @@ class Shape(NamedTuple):
             "llama.vocab_size": self.vocab,
         }
 
+    def config(self) -> dict[str, Any]:
+        """config.json."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "dtype": "bfloat16",
+            "num_hidden_layers": self.layers,
+            "max_position_embeddings": self.positions,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.inner,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "vocab_size": self.vocab,
+        }
+
+    def modules(self) -> Iterator[tuple[str, int, int]]:
+        """Names in Hugging Face layout, rows and columns, of all but the embedding."""
+        for name, rows, cols in self.matrices():
+            if name.startswith("blk."):
+                _, number, stem = name.split(".")
+                yield f"model.layers.{number}.{FAMILIES['llama'].layer[stem]}", rows, cols
+
 
 def made(name: str, folder: Path | None = None) -> Path:
-    """The GGUF file of one of NAMES, which is written where it is not there yet. folder: default ~/.cache/octavo/bench."""
+    """The GGUF file, or folder, of one of NAMES, which is written where it is not there yet. folder: default
+    ~/.cache/octavo/bench."""
     folder = folder or cache_home() / "bench"
-    path = folder / f"{name}.gguf"
-    if path.is_file():  # it was whole when it got its name
+    path = folder / (name if name in FOLDERS else f"{name}.gguf")
+    if path.exists():  # it was whole when it got its name
         return path
     folder.mkdir(parents=True, exist_ok=True)
     scratch = folder / f".{name}.{os.getpid()}"
@@ -91,13 +126,17 @@ def made(name: str, folder: Path | None = None) -> Path:
         write(scratch, name)
         scratch.rename(path)
     finally:
-        scratch.unlink(missing_ok=True)
+        shutil.rmtree(scratch) if scratch.is_dir() else scratch.unlink(missing_ok=True)
     return path
 
 
 def write(path: Path, name: str) -> None:
     demo = demo_file()
-    if name in DEMO:
+    if name in FOLDERS:
+        path.mkdir()
+        hf_random.write_random(path, Shape().config(), list(Shape().modules()), FOLDERS[name])
+        write_tokenizer(demo.file.path, path)
+    elif name in DEMO:
         write_gguf(path, demo.metadata, list(_rounded(demo, *DEMO[name])), f"making {name}")
     else:
         write_random(path, Shape(), LARGE[name], f"making {name}", tokenizer_of(demo))

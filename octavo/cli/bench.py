@@ -185,7 +185,8 @@ def bench(
     HTTP, shared prefixes, the start, a restart, grammars, streams beside a long prompt, overload, and the kernels,
     which need no model.
 
-    MODEL may also be one that is made for the purpose: demo-bf16, demo-q4_0, or random weights as 1b-q4_0 and 1b-bf16.
+    MODEL may also be one that is made for the purpose: demo-bf16, demo-q4_0, or random weights as 1b-q4_0, 1b-bf16 and
+    1b-awq-g128.
     Examples: octavo bench throughput demo --json; octavo bench serve --url http://127.0.0.1:8080
     """
     from octavo.bench.plot import check_plot, draw

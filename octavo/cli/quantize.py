@@ -15,7 +15,7 @@ from octavo.cli.options import with_config
 from octavo.config import ConfigError, EngineConfig
 
 if TYPE_CHECKING:
-    from octavo.quantize.convert import Report
+    from octavo.quantize.convert import Output, Report
     from octavo.weights.spec import Checkpoint
 
 WINDOW = 512
@@ -83,7 +83,7 @@ def quantize(
         ),
     ] = None,
 ) -> None:
-    """Write a quantised copy of an F32, F16 or BF16 model, and tell what it lost.
+    """Write a quantised copy of an F32, F16 or BF16 model, and tell what it lost. A GGUF file may be quantised already.
 
     Example: octavo quantize HuggingFaceTB/SmolLM2-135M-Instruct small.gguf --format q4_0 --method gptq
     """
@@ -105,14 +105,13 @@ def quantize(
             )
         config, name = resolve(config)
         source = Path(config.model)
-        if source.suffix == ".gguf":
-            raise RequestError(f"{source}: a model directory in Hugging Face layout is quantised, not a GGUF file")
         checkpoint = open_checkpoint(source)
         graph = build_graph(checkpoint, "f32")
         with (
             written_beside(out, is_folder=not request.is_gguf) as scratch,
             open_output(checkpoint, graph, scratch, request) as output,  # what it cannot hold is told before all else
         ):
+            _warn(checkpoint, output)
             texts = _texts(config, calibration, eval_file, samples, method == "gptq")
             before = _perplexity(config, source, texts.scored)
             with _bar(f"{name} → {format}") as report:
@@ -129,6 +128,15 @@ def quantize(
         ("perplexity", f"{before:.4f} → {after:.4f} ({after / before - 1:+.2%})" if texts.scored else "not measured"),
         ("of", texts.about),
     ])  # fmt: skip
+
+
+def _warn(checkpoint: Checkpoint, output: Output) -> None:
+    """Where matrices lose a second time."""
+    from octavo.quantize.at_load import FLOATS
+
+    again = {checkpoint.info(name).source for name in output.names if output.fit(name)} - set(FLOATS)
+    if again:
+        tell(f"matrices are quantised already ({', '.join(sorted(again))}): what they lose now comes on top of that")
 
 
 class _Texts(NamedTuple):

@@ -17,8 +17,9 @@ class Source(Protocol):
         """(out, in, packed format) of a matrix; (1, n, "f32") of a vector. Raises where the tensor is missing."""
         ...
 
-    def order(self, name: str) -> str:
-        """The vector [in] of the inputs to which the columns of a matrix belong, "" where they are not sorted.
+    def order(self, name: str, always: bool = False) -> str:
+        """The vector [in] of the inputs to which the columns of a matrix belong, "" where they are not sorted, unless
+        it is wanted `always`.
 
         Matrices that are sorted in the same way have the same.
         """
@@ -216,8 +217,8 @@ class Builder:
     def head_linear(self, x: Value, weight: str, heads: int, cols: int, name: str) -> Value:
         """Each head of x through its `cols` rows of the matrix `weight`."""
         split = self._out(ops.SplitHeads(heads), (x,), Dim(heads * x.rows.coef, x.rows.sym), x.cols // heads, "heads")
-        matrix = self._as_they_are(self.matrix({weight: heads * cols}, split.cols))
-        return self._out(ops.HeadLinear(heads), (split, matrix), x.rows, heads * cols, name)
+        matrix = self.matrix({weight: heads * cols}, split.cols)
+        return self._out(ops.HeadLinear(heads), (self._sorted(split, matrix), matrix), x.rows, heads * cols, name)
 
     def route(self, scores: Value, attrs: ops.Route, bias: str | None = None) -> Value:
         correction = (self.vector({bias: scores.cols}),) if bias else ()
@@ -237,7 +238,12 @@ class Builder:
         name: str,
     ) -> Value:
         """x through the stacked matrices {name: output features} of each row's expert; `biases` likewise."""
-        weight = self._as_they_are(self.matrix({m: n for modules in experts for m, n in modules.items()}, x.cols))
+        weight = self.matrix({m: n for modules in experts for m, n in modules.items()}, x.cols)
+        each = len(weight.parts) // len(experts)
+        if any(len({part.order for part in weight.parts[i : i + each]}) > 1 for i in range(0, len(weight.parts), each)):
+            alone = [[_only(i, of) for of in (experts, biases)] for i in range(each)]
+            return self.concat(*(self.expert_linear(x, routing, *parts, name=name) for parts in alone), name=name)
+        x = self._sorted_by_expert(x, routing, weight, len(experts))
         bias = (self.vector({m: n for modules in biases for m, n in modules.items()}),) if biases else ()
         cols = sum(experts[0].values())
         return self._out(ops.ExpertLinear(len(experts)), (x, routing, weight, *bias), x.rows, cols, name)
@@ -264,6 +270,19 @@ class Builder:
             self._gathered[key] = self._out(ops.GatherCols(), (x, vector), x.rows, x.cols, "sorted")
         return self._gathered[key]
 
+    def _sorted_by_expert(self, x: Value, routing: Value, weight: Value, experts: int) -> Value:
+        """As _sorted, each row as the columns of its expert are, whose parts are sorted alike."""
+        if not any(part.order for part in weight.parts):
+            return x
+        firsts = weight.parts[:: len(weight.parts) // experts]
+        orders = tuple(WeightPart(self._source.order(part.name, always=True), 1, "f32") for part in firsts)
+        key = (x.root, x.start, x.cols, orders)
+        if key not in self._gathered:
+            vector = self._weight(Dim(1), experts * x.cols, orders, vector=True)
+            attrs = ops.GatherExpertCols(experts)
+            self._gathered[key] = self._out(attrs, (x, routing, vector), x.rows, x.cols, "sorted")
+        return self._gathered[key]
+
     def _once(self, key: object, value: Value) -> Value:
         return self._shared.setdefault(key, value)
 
@@ -276,16 +295,6 @@ class Builder:
             return self.vector(dict.fromkeys(name, cols // len(name)), plus)
         rows, n, _ = self._source.rows_cols_format(name)
         return self.vector({name: head_dim if head_dim and rows * n == head_dim else cols}, plus)
-
-    @staticmethod
-    def _as_they_are(weight: Value) -> Value:
-        """A weight whose inputs cannot be sorted: those of experts would be sorted once for each."""
-        for part in weight.parts:
-            if part.order:
-                raise GraphError(
-                    f"{part.name} has sorted columns (act-order), which is not supported in such a product"
-                )
-        return weight
 
     def _output(self, x: Value, name: str) -> Value:
         """The value of the last node, made an output of that name."""
@@ -306,6 +315,11 @@ class Builder:
         value = Value(unique, rows, cols, Kind.TEMP)
         self._node(attrs, ins, (value,))
         return value
+
+
+def _only(i: int, modules: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
+    """Of each expert its module i alone."""
+    return [dict([list(of.items())[i]]) for of in modules]
 
 
 def _tensor(module: str, kind: str) -> str:

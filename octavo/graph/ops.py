@@ -293,6 +293,17 @@ class ExpertLinear(Attrs):
 
 
 @dataclass(frozen=True)
+class GatherExpertCols(Attrs):
+    """(x f32[k*n,K] as Dispatch orders it, routing[n,2k], order[1,E*K]) -> y f32[k*n,K]: y[r,i] = x[r,order[e*K+i]].
+
+    e is the expert of the row: GatherCols where each expert has an order of its own.
+    """
+
+    op = "gather_expert_cols"
+    experts: int
+
+
+@dataclass(frozen=True)
 class Combine(Attrs):
     """(x[k*n,H] as Dispatch orders it, routing[n,2k]) -> y[n,H]: weighted sum of each row's experts.
 

@@ -9,7 +9,9 @@ from typing import Any
 from octavo.graph import ops
 from octavo.graph.ir import Dim, DType, Graph, Kind, Node, R, T, Value
 
-_SORTED = (ops.Linear, ops.LinearAdd, ops.LinearActMulRound, ops.LinearSample)
+_SORTED = (
+    ops.Linear, ops.LinearAdd, ops.LinearActRound, ops.LinearActMulRound, ops.LinearSample, ops.HeadLinear, ops.ExpertLinear,
+)  # fmt: skip
 """Operations whose inputs the builder sorts as the columns of the weight are."""
 
 FLOATS = (DType.F32, DType.BF16, DType.A8)
@@ -359,6 +361,13 @@ def _expert_linear(graph: Graph, node: Node, a: ops.ExpertLinear) -> str | None:
                    *_routed(a.experts, routing.rows, x.rows, routing)])  # fmt: skip
 
 
+def _gather_expert_cols(graph: Graph, node: Node, a: ops.GatherExpertCols) -> str | None:
+    (x, routing, order), (y,) = node.ins, node.outs
+    row = order.kind is Kind.WEIGHT and (order.rows, order.cols) == (Dim(1), a.experts * x.cols)
+    return _first([(_same(x, y) and row, "shapes disagree"), _f32(x, y), (x.cols < 2**24, "too many columns"),
+                   *_routed(a.experts, routing.rows, x.rows, routing)])  # fmt: skip
+
+
 def _combine(graph: Graph, node: Node, a: ops.Combine) -> str | None:
     (x, routing), (y,) = node.ins, node.outs
     return _first([(x.cols == y.cols, "shapes disagree"), _f32(x, y), *_routed(a.experts, y.rows, x.rows, routing)])
@@ -403,6 +412,7 @@ _CHECKS: dict[str, Callable[[Graph, Node, Any], str | None]] = {
     "attention": _attention, "act_mul": _act_mul, "act": _map, "scale": _map, "softcap": _map, "clamp": _map,
     "mul": _mul, "add": _add, "gather_rows": _gather_rows, "sample": _sample,
     "concat": _concat, "route": _route, "dispatch": _dispatch, "expert_linear": _expert_linear, "combine": _combine,
+    "gather_expert_cols": _gather_expert_cols,
     "gather_cols": _gather_cols, "lora_shrink": _lora_shrink, "lora_expand": _lora_expand,
     "norm_round": _norm_round, "linear_add": _linear_add, "linear_act_round": _linear_act_round,
     "linear_act_mul_round": _linear_act_mul_round, "linear_sample": _linear_sample,

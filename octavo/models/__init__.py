@@ -210,10 +210,10 @@ class _Source:
         self._activations = activations
         self._orders: dict[bytes, str] = {}  # digest -> the first vector of this content
 
-    def order(self, name: str) -> str:
+    def order(self, name: str, always: bool = False) -> str:
         order = self._checkpoint.info(name).order
         if order is None:
-            return ""
+            return f"{base_name(name)}{ORDER}" if always else ""
         digest = hashlib.blake2b(order.tobytes(), digest_size=16).digest()
         return self._orders.setdefault(digest, f"{base_name(name)}{ORDER}")
 

@@ -56,7 +56,7 @@ class Calibration:
         return {base_name(part.name): seen[_key(node)] for node in linears for part in node.ins[1].parts}
 
     def advance(self, layer: int, changed: Mapping[str, F32]) -> None:
-        """Take the states through the layer, with other values [N, K] for some of its matrices."""
+        """Take the states through the layer, with other values for some of its tensors."""
         nodes = self._nodes(layer)
         after = self._passed_on(self._graph.nodes[: self._graph.nodes.index(nodes[-1]) + 1])
         (self._rows,) = self._run(nodes, [after], self._ids(), self._rows, changed)
@@ -140,7 +140,7 @@ def _key(node: Node) -> tuple[Value, int, int]:
 
 
 class _With:
-    """A `Checkpoint` with float32 arrays [N, K] in place of some of its tensors."""
+    """A `Checkpoint` with float32 arrays in place of some of its tensors."""
 
     def __init__(self, checkpoint: Checkpoint, arrays: Mapping[str, F32]) -> None:
         self._checkpoint, self._arrays = checkpoint, arrays
@@ -163,7 +163,9 @@ class _With:
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> SourceTensor:
         if name in self._arrays:
-            return SourceTensor(self.info(name), np.ascontiguousarray(self._arrays[name][start:stop]).view(np.uint8))
+            array = self._arrays[name]
+            rows = array.reshape(-1, array.shape[-1])[start:stop]
+            return SourceTensor(self.info(name), np.ascontiguousarray(rows).view(np.uint8))
         return self._checkpoint.read(name, start, stop)
 
     def release(self, name: str) -> None:

@@ -90,7 +90,7 @@ def convert(checkpoint: Checkpoint, graph: Graph, output: Output, method: Method
                 num_bytes += output.num_bytes - start
                 num_weights, num_matrices = num_weights + w.size, num_matrices + 1
                 if calibration:
-                    changed[name] = grid.values(codes)
+                    changed[name] = grid.values(codes).reshape(checkpoint.info(name).shape)
             checkpoint.release(name)
             done += 1
             report(done, len(output.names), f"layer {layer}" if layer >= 0 else name)

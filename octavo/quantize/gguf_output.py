@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.constants import LlamaFileType
+from numpy.typing import NDArray
 
 from octavo.graph.ir import Graph
 from octavo.models import build_graph
@@ -22,7 +24,15 @@ from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.formats import row_bytes
 from octavo.weights.formats.numbers import as_bytes, f32_to_bf16
 from octavo.weights.gguf_names import Family
-from octavo.weights.spec import Checkpoint, CheckpointError
+from octavo.weights.spec import Checkpoint, CheckpointError, base_name
+
+
+class Table(NamedTuple):
+    """A tensor that belongs to the metadata."""
+
+    source: str
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
 
 
 class GgufOutput:
@@ -33,44 +43,44 @@ class GgufOutput:
     ) -> None:
         """Writes all but the tensors. Raises CheckpointError naming what cannot be written."""
         self._checkpoint, self._graph, self._path = checkpoint, graph, path
-        self._folder = Path(checkpoint.path)
-        architecture, self._family = family_of(checkpoint.config, checkpoint.path)
-        plus = {part.name: part.plus for value in graph.weights() for part in value.parts}
-        self.names = sorted(plus, key=_order)
-        self._plus = plus
-        gguf_names = {name: _gguf_name(name, self._family, checkpoint.path) for name in self.names}
+        self._source = Path(checkpoint.path)
+        architecture, self._family = self._architecture()
+        self._plus = {base_name(part.name): part.plus for value in graph.weights() for part in value.parts}
+        gguf_names = self._gguf_names()
+        self.names = sorted(gguf_names, key=_order)
         self._sources = {name: sources.get(name, self._kept_as(name)) for name in self.names}
         self.num_bytes = 0
         self._writer = writer = GGUFWriter(path, architecture)
-        writer.add_type("model")
-        writer.add_name(self._folder.name)
         writer.add_file_type(_FILE_TYPES.get(label, LlamaFileType.GUESSED))
         writer.add_quantization_version(2)
-        tables = write_metadata(writer, self._family, graph, checkpoint.config, checkpoint.path)
-        write_vocabulary(writer, self._folder, graph.vocab_size)
+        tables = self._write_metadata(writer)
         for name, table in tables.items():
-            writer.add_tensor_info(name, table.shape, table.dtype, table.nbytes)
+            self._declare(name, table.shape, table.source)
         for name in self.names:
-            shape, source = checkpoint.info(name).shape, self._sources[name]
-            kind, size = GGMLQuantizationType[source], row_bytes(source, shape[-1])
-            rows = int(np.prod(shape[:-1]))
-            writer.add_tensor_info(gguf_names[name], shape, np.dtype(np.float16), rows * size, raw_dtype=kind)
+            self._declare(gguf_names[name], checkpoint.info(name).shape, self._sources[name])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for table in tables.values():
-            writer.write_tensor_data(table)
+            writer.write_tensor_data(table.data)
 
     def fit(self, name: str) -> Fit | None:
-        return FORMATS[self._sources[name]].fit if self._sources[name] in FORMATS else None
+        """None also where the matrix has that format already."""
+        source = self._sources[name]
+        return FORMATS[source].fit if source in FORMATS and source != self._checkpoint.info(name).source else None
 
     def put(self, name: str, grid: Grid, codes: I16) -> None:
         rows = FORMATS[self._sources[name]].encode(grid, codes)
         self._write(rows[self._order_of_rows(name, len(rows))])
 
     def copy(self, name: str) -> None:
-        values = matrix(self._checkpoint, name) + np.float32(self._plus[name])
-        rows = len(values) if len(self._checkpoint.info(name).shape) > 1 else values.size
+        info, data, _ = self._checkpoint.read(name)
+        plus = self._plus.get(name, 0)  # a layer for drafts is in no graph
+        if len(info.shape) > 1 and info.source == self._sources[name] and not plus:
+            self._write(data[self._order_of_rows(name, len(data))])
+            return
+        values = matrix(self._checkpoint, name) + np.float32(plus)
+        rows = len(values) if len(info.shape) > 1 else values.size
         values = values.reshape(rows, -1)[self._order_of_rows(name, rows)]
         self._write(_as_source(values, self._sources[name]))
 
@@ -92,7 +102,33 @@ class GgufOutput:
             raise CheckpointError(
                 f"{self._checkpoint.path}: a GGUF file cannot say what this model is: {difference:.300}"
             )
-        check_vocabulary(self._path, self._folder)
+        self._check_vocabulary()
+
+    # ---- what is written beside the matrices: of a directory
+
+    def _architecture(self) -> tuple[str, Family]:
+        return family_of(self._checkpoint.config, self._checkpoint.path)
+
+    def _gguf_names(self) -> dict[str, str]:
+        """Of all tensors, by their own."""
+        return {name: _gguf_name(name, self._family, self._checkpoint.path) for name in self._plus}
+
+    def _write_metadata(self, writer: GGUFWriter) -> dict[str, Table]:
+        writer.add_type("model")
+        writer.add_name(self._source.name)
+        found = write_metadata(writer, self._family, self._graph, self._checkpoint.config, self._checkpoint.path)
+        write_vocabulary(writer, self._source, self._graph.vocab_size)
+        return {name: Table("F32", table.shape, as_bytes(table)) for name, table in found.items()}
+
+    def _check_vocabulary(self) -> None:
+        check_vocabulary(self._path, self._source)
+
+    # ---- internals
+
+    def _declare(self, name: str, shape: tuple[int, ...], source: str) -> None:
+        size = math.prod(shape[:-1]) * row_bytes(source, shape[-1])
+        kind = GGMLQuantizationType[source]
+        self._writer.add_tensor_info(name, shape, np.dtype(np.float16), size, raw_dtype=kind)
 
     def _kept_as(self, name: str) -> str:
         """Vectors are float32, as llama.cpp asks."""

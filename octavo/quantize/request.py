@@ -15,6 +15,7 @@ from octavo.quantize import blocks, compressed
 from octavo.quantize.at_load import FLOATS
 from octavo.quantize.compressed_output import CompressedOutput
 from octavo.quantize.convert import Output
+from octavo.quantize.gguf_copy import GgufCopy
 from octavo.quantize.gguf_output import GgufOutput
 from octavo.quantize.roles import Role, roles
 from octavo.weights.spec import Checkpoint, CheckpointError, base_name
@@ -59,11 +60,17 @@ class Request(NamedTuple):
 def open_output(checkpoint: Checkpoint, graph: Graph, path: Path, request: Request) -> Output:
     """Writes a model to `path`, a file for GGUF, else a directory that is there. graph: with float32 activations.
 
-    Raises CheckpointError naming a tensor that the format cannot hold.
+    Raises CheckpointError naming a tensor that the format cannot hold, RequestError where it is for other models.
     """
+    from_file = checkpoint.path.endswith(".gguf")
+    if from_file and not request.is_gguf:
+        raise RequestError(
+            f"{checkpoint.path}: of a GGUF file GGUF types are made; {request.format} is made of a directory in Hugging Face layout"
+        )
     found = {name: Role.KEPT if _is_kept(name, request.keep) else role for name, role in roles(graph).items()}
     if request.is_gguf:
-        return GgufOutput(checkpoint, graph, path, _sources(checkpoint, found, request), request.format.upper())
+        write = GgufCopy if from_file else GgufOutput
+        return write(checkpoint, graph, path, _sources(checkpoint, found, request, from_file), request.format.upper())
     form = compressed.FORMATS[request.format]
     form = form._replace(group=request.group_size or form.group, symmetric=not request.asymmetric)
     return CompressedOutput(checkpoint, graph, found, path, form)
@@ -92,14 +99,15 @@ def _is_kept(part: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(base_name(part).removesuffix(".weight"), pattern) for pattern in patterns)
 
 
-def _sources(checkpoint: Checkpoint, found: dict[str, Role], request: Request) -> dict[str, str]:
-    """GGUF type of each matrix that is quantised."""
+def _sources(checkpoint: Checkpoint, found: dict[str, Role], request: Request, again: bool) -> dict[str, str]:
+    """GGUF type of each matrix that is quantised. again: also those that are already."""
     sources = {}
     for part, role in found.items():
-        wanted = request.format if role is Role.LINEAR else request.embeddings if role is not Role.KEPT else None
+        layers = role in (Role.LINEAR, Role.EXPERT)
+        wanted = request.format if layers else request.embeddings if role is not Role.KEPT else None
         name = base_name(part)
         info = checkpoint.info(name)
-        if info.source not in FLOATS:
+        if info.source not in FLOATS and not again:
             raise CheckpointError(f"{info.file}: {name} is quantised already ({info.source})")
         if wanted is not None:
             sources[name] = _type_for(name, info.shape[-1], info.file, wanted.upper(), request)

@@ -86,10 +86,6 @@ class Caller:
     def leave(self, num_tokens: int) -> None:
         """A request that entered has ended and took so many tokens, prompt and answer."""
         self._num_open -= 1
-        self.spend(num_tokens)
-
-    def spend(self, num_tokens: int) -> None:
-        """So many tokens were taken, be it in the background."""
         if self._tokens is not None:
             self._tokens.take(num_tokens)
 

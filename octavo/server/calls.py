@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -65,6 +66,7 @@ class Call:
         self.queue_seconds: float | None = None  # of the first choice; known with its first token
         self.first_token: float | None = None
         self.error: str | None = None
+        self.lasts: asyncio.Event | None = None  # set when the work ends that outlives the HTTP answer
         self.wants_text = wants_text
         self.prompts: list[str] | None = None  # only where texts are logged
         self.outputs: list[str] | None = None
@@ -166,6 +168,8 @@ class Calls:
                     call.caller.enter()
                     entered = True
                 await self._app(scope, receive, counted)
+                if call.lasts is not None:  # open, whether anybody reads it or not
+                    await call.lasts.wait()
         except ApiError as e:
             call.error = e.message
             await e.response(scope["path"])(scope, receive, counted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from octavo.request import ParameterError
@@ -59,4 +60,5 @@ def written(
 def encoded(service: Service, request: ChatRequest, conversation: ChatPrompt) -> Prompt:
     """Its tokens. Raises ApiError."""
     assert service.chat is not None
-    return service.encode(conversation.text, "messages", service.chat.encode, request)
+    encode = partial(service.chat.encode, add_special_tokens=request.add_special_tokens)
+    return service.encode(conversation.text, "messages", encode, request)

@@ -37,6 +37,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
     }
 
     messages: Annotated[list[dict[str, Any]], about("The conversation: roles, contents, names.")]
+    add_special_tokens: Annotated[
+        bool | None, about("Add what the tokenizer asks for, as BOS. Default: where the template wrote none.")
+    ] = None
     logprobs: Annotated[bool | None, about("Score the output's tokens.")] = None
     top_logprobs: Annotated[int | None, about("Alternatives for each, at most 32. Needs logprobs.")] = None
     max_completion_tokens: Annotated[int | None, about("As max_tokens. Default: the rest of the context.")] = None

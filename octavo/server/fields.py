@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from octavo.request import ParameterError, Retention, SamplingParams
+from octavo.request import LIMITS, ParameterError, Retention, SamplingParams
 from octavo.server.errors import bad_request
 from octavo.server.structured import StructuredFields
 
@@ -166,13 +166,17 @@ class GenerationRequest(StructuredFields, RequestBody, kw_only=True):
     def output_limit(self, name: str = "max_tokens", default: int | None = None) -> int | None:
         """Most tokens to generate; None: the rest of the context. `name`: the field that says it, beside n_predict."""
         given: int | None = getattr(self, name)
-        if self.n_predict is None:
-            return default if given is None else given
-        if given is not None:
+        if self.n_predict is not None and given is not None:
             raise ParameterError("n_predict", f"give {name} or n_predict, not both")
-        if self.n_predict < -1:
-            raise ParameterError("n_predict", f"n_predict must be at least 0, or -1, got {self.n_predict}")
-        return None if self.n_predict == -1 else self.n_predict
+        if self.n_predict == -1:
+            return None
+        low, high = LIMITS["max_tokens"]
+        bounds = f"between {low} and {high}"
+        if self.n_predict is not None:
+            name, given, bounds = "n_predict", self.n_predict, f"{bounds}, or -1"
+        if given is not None and not low <= given <= high:
+            raise ParameterError(name, f"{name} must be {bounds}, got {given}")
+        return default if given is None else given
 
     def wanted_logprobs(self) -> int | None:
         """Alternatives per output token; None: no logprobs at all."""

@@ -229,7 +229,9 @@ names the field; an unknown field is named in the header `x-octavo-ignored`, or 
 * **Errors** below `/v1/messages` have Anthropic's form ([ANTHROPIC.md](ANTHROPIC.md)): the message names the field.
 * **Broken connections.** A client that leaves ends its generation. With `resumable` the events are numbered, and the
   generation goes on for `--resume-seconds`: `GET /v1/streams/{id}` with the header `Last-Event-ID` goes on behind that
-  event. Some thousand of the last events are kept. Without the header it begins with the first.
+  event. Some thousand of the last events are kept. Without the header it begins with the first. What goes on without a
+  reader is an open request until it ends: for quotas, the log and the end of the server. Its `request_id` is taken while
+  its events are kept.
 * **Vectors.** `/v1/embeddings` pools the states of the decoder after its final norm: `pooling` takes the last token's by
   default, and vectors have length 1. `/v1/score` and `/v1/rerank` give the cosine of two such vectors; no cross-encoder
   is served. A model that was not trained for it tells texts apart, but not well by their meaning.

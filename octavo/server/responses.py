@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from functools import partial
 from typing import Any
@@ -46,7 +45,6 @@ def response(service: Service, body: bytes, call: Call) -> tuple[ResponseAnswer,
         raise bad_request(f"a response with the request_id {request.request_id!r} is stored", "request_id")
     if request.background:
         service.responses.check_room()
-        call = Call(call.id, call.caller, call.path, call.traceparent, call.wants_text)  # it outlives the HTTP request
     try:
         generation, conversation = converse(service, request.as_chat(), messages, ignored, call, id)
     except ParameterError as e:
@@ -56,18 +54,16 @@ def response(service: Service, body: bytes, call: Call) -> tuple[ResponseAnswer,
     for i, item in enumerate(items):
         item.setdefault("id", f"{_PREFIX[item['type']]}_{id.partition('_')[2]}i{i:02x}")
     stored = StoredResponse(tenant, new_body(id, generation.model, request, generation), context, items)
-    on_end = partial(_ended, service, stored, request, call)
+    on_end = partial(_ended, service, stored, request)
     return ResponseAnswer(generation, conversation, request, stored, on_end), parsed
 
 
 _PREFIX = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
-def _ended(service: Service, stored: StoredResponse, request: ResponsesRequest, call: Call) -> None:
+def _ended(service: Service, stored: StoredResponse, request: ResponsesRequest) -> None:
     if request.background:
         stored.generation = None
-        call.caller.spend(call.num_tokens)
-        service.tracer.end(call)
     elif request.stored:
         service.responses.add(stored)
     if request.stored:
@@ -75,7 +71,6 @@ def _ended(service: Service, stored: StoredResponse, request: ResponsesRequest, 
 
 
 def add_response_routes(routes: Routes, service: Service) -> None:
-    background: set[asyncio.Task[None]] = set()
 
     @routes.post(RESPONSES)
     async def create(http: Request) -> Response:
@@ -84,10 +79,8 @@ def add_response_routes(routes: Routes, service: Service) -> None:
         answer.generation.begin()
         headers = ignored_header(parsed.ignored)
         if parsed.request.background:
-            stream = _in_background(answer, call_of(http).caller.name)
-            task = asyncio.create_task(_while_open(stream))
-            background.add(task)
-            task.add_done_callback(background.discard)
+            stream = _in_background(answer)
+            call_of(http).lasts = stream.ended
             if not parsed.request.stream:
                 return json_response(answer.stored.body, 200, headers)
             return EventStream(stream.read(0), headers, service.config.sse_ping_seconds)
@@ -96,17 +89,12 @@ def add_response_routes(routes: Routes, service: Service) -> None:
         waits = answer.generation.may_be_refused
         return EventStream(answer.events(), headers, service.config.sse_ping_seconds, waits=waits)
 
-    def _in_background(answer: ResponseAnswer, caller: str) -> ResumableStream:
+    def _in_background(answer: ResponseAnswer) -> ResumableStream:
         stored = answer.stored
         stored.generation = answer.generation
-        stored.stream = ResumableStream(answer.events(), caller, None)
+        stored.stream = ResumableStream(answer.events(), None)
         service.responses.add(stored)
         return stored.stream
-
-    async def _while_open(stream: ResumableStream) -> None:
-        """The server does not end in order while the response is made."""
-        with service.metrics.open_request():
-            await stream.ended.wait()
 
     def _get(http: Request) -> StoredResponse:
         return service.responses.get(http.path_params["id"], call_of(http).caller.tenant)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from octavo.server.errors import ApiError
+from octavo.server.errors import ApiError, bad_request
 
 MAX_BYTES = 2**20
 """Of the events that a stream keeps: some thousand chunks. The oldest are forgotten."""
@@ -22,9 +22,7 @@ class ResumableStream:
     Events [first, first + len(events)) are kept; event i is sent with "id: i".
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], caller: str | None, grace_seconds: float | None) -> None:
-        """caller: whose stream it is."""
-        self.caller = caller
+    def __init__(self, events: AsyncGenerator[bytes, None], grace_seconds: float | None) -> None:
         self._events: deque[bytes] = deque()
         self._first = 0
         self.num_bytes = 0  # of them
@@ -32,9 +30,10 @@ class ResumableStream:
         self._readers = 0
         self._grace_seconds = grace_seconds
         self._more = asyncio.Event()
-        self._grace: asyncio.TimerHandle | None = None
         self._task = asyncio.create_task(self._run(events))
         self.over = asyncio.Event()  # nobody may take it up any more
+        self._grace: asyncio.TimerHandle | None = None
+        self._begin_grace()
 
     async def read(self, start: int) -> AsyncGenerator[bytes, None]:
         """Events from number `start` on, as they come. Ending the iteration early starts the time of grace."""
@@ -57,8 +56,8 @@ class ResumableStream:
                     await self._more.wait()
         finally:
             self._readers -= 1
-            if self._readers == 0 and self._grace_seconds is not None:
-                self._grace = asyncio.get_running_loop().call_later(self._grace_seconds, self._end)
+            if self._readers == 0:
+                self._begin_grace()
 
     def check(self, start: int) -> None:
         """Raise ApiError where `start` is no event that may be asked for."""
@@ -84,6 +83,10 @@ class ResumableStream:
             self.ended.set()
             self._more.set()
 
+    def _begin_grace(self) -> None:
+        if self._grace_seconds is not None:
+            self._grace = asyncio.get_running_loop().call_later(self._grace_seconds, self._end)
+
     def _end(self) -> None:
         """The time of grace is over."""
         self._task.cancel()  # aborts what is left
@@ -91,34 +94,37 @@ class ResumableStream:
 
 
 class ResumableStreams:
-    """Those of one server, by the id of the answer."""
+    """Those of one server, by whose they are and the id of the answer: callers do not know of each other's."""
 
     def __init__(self) -> None:
-        self._streams: dict[str, ResumableStream] = {}
+        self._streams: dict[tuple[str, str], ResumableStream] = {}
         self._watching: set[asyncio.Task[None]] = set()
 
-    def add(
-        self, id: str, events: AsyncGenerator[bytes, None], caller: str | None, grace_seconds: float
-    ) -> ResumableStream:
-        """Start one. Raises ApiError 429 where there are too many."""
+    def check(self, id: str, caller: str) -> None:
+        """Before `add`. Raises ApiError 400 for an id of which a stream is kept, 429 where there are too many."""
+        if (caller, id) in self._streams:
+            raise bad_request(f"a resumable stream with the id {id} is still kept", "request_id")
         if len(self._streams) >= MAX_STREAMS:
             raise ApiError(
                 429, f"{MAX_STREAMS} resumable streams are kept already", param="resumable", code="too_many_streams",
-                retry_after=round(grace_seconds) + 1,
+                retry_after=1,
             )  # fmt: skip
-        stream = self._streams[id] = ResumableStream(events, caller, grace_seconds)
-        task = asyncio.create_task(self._forget(id, stream))
+
+    def add(self, id: str, events: AsyncGenerator[bytes, None], caller: str, grace_seconds: float) -> ResumableStream:
+        """Start one that `check` has passed."""
+        stream = self._streams[caller, id] = ResumableStream(events, grace_seconds)
+        task = asyncio.create_task(self._forget(caller, id))
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)
         return stream
 
-    def get(self, id: str, caller: str | None) -> ResumableStream:
+    def get(self, id: str, caller: str) -> ResumableStream:
         """Raises ApiError 404, also where it is another caller's."""
-        stream = self._streams.get(id)
-        if stream is None or stream.caller != caller:
-            raise ApiError(404, f"there is no resumable stream {id!r}", code="stream_not_found")
+        stream = self._streams.get((caller, id))
+        if stream is None:
+            raise ApiError(404, f"there is no resumable stream {id!r:.100}", code="stream_not_found")
         return stream
 
-    async def _forget(self, id: str, stream: ResumableStream) -> None:
-        await stream.over.wait()
-        del self._streams[id]
+    async def _forget(self, caller: str, id: str) -> None:
+        await self._streams[caller, id].over.wait()
+        del self._streams[caller, id]

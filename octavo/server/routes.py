@@ -64,14 +64,18 @@ those with DRY: its sequence breakers are looked for in every token once. And th
 async def generate(service: Service, http: Request, answer_of: AnswerOf) -> Response:
     """The response to a generation request. Raises ApiError."""
     answer, parsed = await prepared(service, http, answer_of)
+    call, id = call_of(http), answer.generation.id
+    if parsed.request.resumable:
+        service.streams.check(id, call.caller.name)
     answer.generation.begin()
     headers = ignored_header(parsed.ignored)
     if not parsed.request.stream:
         return WholeAnswer(answer, headers)
     stream = events(answer)
     if parsed.request.resumable:
-        caller, grace = call_of(http).caller.name, service.config.resume_seconds
-        stream = service.streams.add(answer.generation.id, stream, caller, grace).read(0)
+        kept = service.streams.add(id, stream, call.caller.name, service.config.resume_seconds)
+        call.lasts = kept.ended
+        stream = kept.read(0)
     waits = answer.generation.may_be_refused
     return EventStream(stream, headers, service.config.sse_ping_seconds, waits=waits)
 

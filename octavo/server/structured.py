@@ -71,7 +71,7 @@ class StructuredFields(msgspec.Struct, kw_only=True):
         None
     )
     guided_decoding_backend: Annotated[
-        Literal["auto", "guidance"] | None, Meta(description="There is one, llguidance.")
+        Literal["auto", "guidance"] | None, Meta(description="There is one, llguidance: no effect.")
     ] = None
     json_schema: Annotated[_Schema | None, Meta(description="JSON of a schema.")] = None
     grammar: Annotated[str | None, Meta(description="A grammar in GBNF or Lark.")] = None

@@ -96,8 +96,7 @@ def _tokenize(service: Service, body: bytes, call: Call) -> tuple[dict[str, Any]
     if request.messages is not None:
         messages = chat_messages(request.messages, ignored)
         text = written(service, request.chat().chat_options, messages, ignored).text
-        encode = service.chat.encode if add is None else partial(tokenizer.encode, add_special_tokens=add)
-        ids = service.tokens(text, "messages", encode)
+        ids = service.tokens(text, "messages", partial(service.chat.encode, add_special_tokens=add))
     else:
         encode = partial(tokenizer.encode, add_special_tokens=add is not False)
         ids = service.tokens(request.prompt or "", "prompt", encode)

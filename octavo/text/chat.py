@@ -124,9 +124,12 @@ class ChatFormat:
             {tool.name: tool.schema for tool in options.offer.allowed},
         )
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt. BOS is added where the tokenizer asks for it and the template wrote none."""
+    def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
+        """Token ids of a prompt. add_special_tokens: what the tokenizer asks for; None: BOS alone, where the template
+        wrote none."""
         tokenizer = self.tokenizer
+        if add_special_tokens is not None:
+            return tokenizer.encode(text, add_special_tokens)
         ids = tokenizer.encode(text, add_special_tokens=False)
         if tokenizer.adds_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
             return [tokenizer.bos_id, *ids]

@@ -72,9 +72,8 @@ class Addressed:
         if base == name:
             return info
         part = self._part(name)
-        if part.transposed and info.order is not None:
-            raise CheckpointError(f"{info.file}: {base} has sorted columns (act-order): it cannot be transposed")
-        return info._replace(shape=part.shape, source=_source(info, part))
+        order = None if part.transposed else info.order  # sorted columns are rows then, and put in their places
+        return info._replace(shape=part.shape, source=_source(info, part), order=order)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> SourceTensor:
         base = base_name(name)
@@ -116,12 +115,14 @@ class Addressed:
         return found._replace(data=found.data[rows - first], factor=factor)
 
     def _transposed(self, base: str, part: _Part) -> NDArray[np.uint8]:
-        found, source = self._some_rows(base, part.rows), self._checkpoint.info(base).source
-        cols = self._checkpoint.info(base).shape[-1]
+        found, info = self._some_rows(base, part.rows), self._checkpoint.info(base)
+        source, cols = info.source, info.shape[-1]
         if source in _PLAIN:
             values: NDArray[Any] = np.ascontiguousarray(found.data).view(_PLAIN[source])
         else:
             values = dequantise(source, found.data, cols, found.factor)
+        if info.order is not None:
+            values = values[:, np.argsort(info.order)]
         turned = values.reshape(-1, part.transposed, cols).swapaxes(1, 2).reshape(-1, part.transposed)
         return np.ascontiguousarray(turned[part.after]).view(np.uint8)
 

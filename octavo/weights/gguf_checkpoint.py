@@ -34,7 +34,7 @@ class GgufCheckpoint:
         found = GgufConfig(self._gguf, self.path)
         self._family = found.family
         names = [name for name in self._gguf.tensors if name not in TABLES]
-        self._names = {_hf_name(name, self._family, self.path): name for name in names}
+        self._names = {hf_name(name, self._family, self.path): name for name in names}
         self.config: dict[str, Any] = ModelConfig(found.values, self.path)
         self.generation: dict[str, Any] = {"eos_token_id": sorted(end_tokens_of_gguf(self._gguf))}
         self.notices: list[str] = []
@@ -95,7 +95,7 @@ class GgufCheckpoint:
             raise CheckpointError(f"{self.path}: the file holds no tensors, only a vocabulary")
 
 
-def _hf_name(gguf_name: str, family: Family, path: str) -> str:
+def hf_name(gguf_name: str, family: Family, path: str) -> str:
     """model.layers.3.self_attn.q_proj.weight of blk.3.attn_q.weight."""
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", gguf_name)
     if match:

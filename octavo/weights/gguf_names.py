@@ -122,13 +122,6 @@ _EXPERTS = {  # of all experts in one tensor [experts, out, in]
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
-_MIXTRAL = {
-    **_LLAMA,
-    "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": "block_sparse_moe.experts.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.w2",
-}
 _QWEN2MOE = {
     **_EXPERTS,
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
@@ -303,7 +296,7 @@ FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaForCausalLM", _LLAMA, _TOP, interleaved=True),
     "llama with ffn_gate_inp": Family(
         "MixtralForCausalLM",
-        _MIXTRAL,
+        {**_EXPERTS, "ffn_gate_inp": "block_sparse_moe.gate"},
         _TOP,
         interleaved=True,
         keys=_LOCAL_EXPERTS,

@@ -55,7 +55,7 @@ class SafetensorsDir:
         if name in self._matrices:
             return self._matrices[name].info
         if (order := self._order(name)) is not None:
-            return TensorInfo(order.shape, "F32", self._matrices[name.removesuffix(ORDER)].info.file)
+            return TensorInfo(order.shape, "F32", self.info(name.removesuffix(ORDER)).file)
         entry = self._entry(name)
         return TensorInfo(entry.shape, entry.dtype, str(entry.file.path))
 
@@ -82,8 +82,12 @@ class SafetensorsDir:
         return [self._files[path] for path in sorted(self._files)]
 
     def _order(self, name: str) -> NDArray[np.int32] | None:
-        matrix = self._matrices.get(name.removesuffix(ORDER)) if name.endswith(ORDER) else None
-        return None if matrix is None else matrix.info.order
+        """What `name` asks for: of each column of a matrix its input."""
+        matrix = name.removesuffix(ORDER)
+        if matrix == name or not (matrix in self._matrices or matrix in self._tensors):
+            return None
+        info = self.info(matrix)
+        return np.arange(info.shape[-1], dtype=np.int32) if info.order is None else info.order
 
     def _entry(self, name: str) -> Entry:
         entry = self._tensors.entry(name)

@@ -42,7 +42,7 @@ class TensorInfo(NamedTuple):
     order: NDArray[np.int32] | None = None
     """[in]: column i of the rows read belongs to input order[i] (columns sorted by quantisation group). None: i.
 
-    It can be read as a tensor of its own, float32, by the name of the matrix and ORDER.
+    It can be read as a tensor of its own, float32, by the name of the matrix and ORDER, also where it is None.
     """
 
 
@@ -103,6 +103,7 @@ PACKED = {
     "NVFP4": "w4v",
     "I4Z32": "w4z",
     "I4Z64": "w4z64",
+    "I4C": "w4c",
     "I8Z64": "w8z64",
     "F8": "f8",
     "Q2_K": "w2k",

@@ -31,6 +31,12 @@ PARAMETERS = {
 DESCRIPTION = "The weather of a city."
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": DESCRIPTION, "parameters": PARAMETERS}}
 QUESTION = "What is the weather in Paris?"
+_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "%s"}}\n</tool_call>'
+SHOWN = (
+    "".join(f"Q: What is the weather in {city}?\nA: {_CALL % city}\n" for city in ("Rome", "Oslo"))
+    + f"Q: {QUESTION}\nA:"
+)
+"""The same with the form of a call, for clients that cannot demand one: the small model decides by itself to call."""
 
 
 @contextmanager
@@ -100,7 +106,11 @@ def litellm(url: str) -> str:
 
 def llm(url: str) -> str:
     """`llm` has no tool_choice: the model itself must decide to call, so the question shows it how."""
-    home = Path(tempfile.mkdtemp())
+    with tempfile.TemporaryDirectory() as home:
+        return _chain_of_llm(url, Path(home))
+
+
+def _chain_of_llm(url: str, home: Path) -> str:
     os.environ["LLM_USER_PATH"] = str(home)
     entry = {"model_id": "octavo", "model_name": model_name(url), "api_base": url + "/v1", "supports_tools": True}
     (home / "extra-openai-models.yaml").write_text(json.dumps([entry]))  # JSON is YAML
@@ -113,12 +123,9 @@ def llm(url: str) -> str:
         called.append(city)
         return CITIES.get(city, "unknown")
 
-    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "%s"}}\n</tool_call>'
-    shown = "".join(f"Q: What is the weather in {city}?\nA: {call % city}\n" for city in ("Rome", "Oslo"))
-    question = f"{shown}Q: {QUESTION}\nA:"
     options = {"temperature": 0, "max_tokens": 64, "stop": "\nQ:"}
     model = llm.get_model("octavo")
-    chain = model.chain(question, tools=[get_weather], key="none", options=options)
+    chain = model.chain(SHOWN, tools=[get_weather], key="none", options=options)
     answers = list(chain.responses())
     assert called == ["Paris"], [answer.text() for answer in answers]
     content = answers[-1].text()

@@ -138,6 +138,13 @@ def i4z64(b: U8) -> Codes:
     return Codes(_row(q), _half(b[..., :2]), zero=b[..., 2].astype(np.float32))
 
 
+def i4c(b: U8) -> Codes:
+    """256 columns: u8 zero, three times 0, eight times 16 bytes of nibbles in the order of Q4_0. No scale: the factor of
+    the row is all of it."""
+    q = nibbles(b[..., 4:].reshape(*b.shape[:2], 8, 16))
+    return Codes(_row(q), np.ones(b.shape[:2], np.float32), zero=b[..., 0].astype(np.float32))
+
+
 def i8z64(b: U8) -> Codes:
     """fp16 scale, u8 zero, 0, 64 u8."""
     return Codes(_row(b[..., 4:]), _half(b[..., :2]), zero=b[..., 2].astype(np.float32))

@@ -48,6 +48,7 @@ LAYOUTS = {
     "w4v": Layout(64, (4,), (("scale", "e4m3", 16),), factor=True),
     "w4z": Layout(64, (4,), (("scale", "f16", 32), ("zero", "u8", 32)), factor=True),
     "w4z64": Layout(64, (4,), (("scale", "f16", 64), ("zero", "u8", 64)), factor=True),
+    "w4c": Layout(256, (4,), (("zero", "u8", 256),), factor=True),
     "w8z64": Layout(64, (8,), (("scale", "f16", 64), ("zero", "u8", 64)), factor=True),
     "f8": Layout(64, (8,), (("scale", "f32", 64),)),
     "w2k": Layout(256, (2,), (("sub_scale", "u4u4", 16), *_SUB)),

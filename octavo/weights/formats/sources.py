@@ -28,6 +28,7 @@ _READERS: dict[str, tuple[int, int, Callable[[U8], codes.Codes]]] = {
     "IQ4_XS": (256, 136, codes.iq4_xs),
     "I4Z32": (32, 20, codes.i4z32),
     "I4Z64": (64, 36, codes.i4z64),
+    "I4C": (256, 132, codes.i4c),
     "I8Z64": (64, 68, codes.i8z64),
     "F8": (64, 68, codes.f8),
     "NF4": (64, 36, codes.nf4),
@@ -56,7 +57,7 @@ BLOCKS = (
 """Source format: (columns, bytes) of a block. GGUF's types by its names; those of OURS are what readers of other
 checkpoints present what they find as (weights.formats.codes), F32D float32 that a reader had to decode."""
 
-OURS = frozenset({"I4Z32", "I4Z64", "I8Z64", "F8", "NF4", "FP4", "F32D"})
+OURS = frozenset({"I4Z32", "I4Z64", "I4C", "I8Z64", "F8", "NF4", "FP4", "F32D"})
 """The last block of a row may pass its end; what lies there is finite and never read."""
 
 

@@ -107,6 +107,13 @@ def i4z(nibbles: U8, scales: F16, zeros: U8) -> U8:
     return _blocks(_scale_and_zero(scales, zeros), nibbles)
 
 
+def i4c(nibbles: U8, zeros: U8) -> U8:
+    """Nibbles as `halved` gives them, zeros [n, K / 256]."""
+    header = np.zeros((*zeros.shape, 4), np.uint8)
+    header[..., 0] = zeros
+    return _blocks(header, nibbles)
+
+
 def i8z64(codes: U8, scales: F16, zeros: U8) -> U8:
     """Codes [n, K], scales and zeros [n, K / 64]."""
     return _blocks(_scale_and_zero(scales, zeros), codes)

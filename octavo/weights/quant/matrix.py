@@ -90,7 +90,10 @@ class Integers:
 
         GGUF's have no zero points, nor factors for scales that are not fp16, and their blocks fill a row.
         """
-        symmetric = self.read_zeros is None and fp16 and self.place.shape[-1] % 32 == 0
+        cols = self.place.shape[-1]
+        symmetric = self.read_zeros is None and fp16 and cols % 32 == 0
+        if self.bits <= 4 and self.num_groups == 1 and cols % 256 == 0:
+            return [("I4C", 256)]
         if self.bits <= 4:
             return [*([("Q4_0", 32)] if symmetric else []), ("I4Z64", 64), ("I4Z32", 32)]
         return [*([("Q8_0", 32)] if symmetric else []), ("I8Z64", 64)]
@@ -104,6 +107,9 @@ class Integers:
             values = self.read_codes(start, stop).astype(np.float32) - zeros[:, of_block].astype(np.float32)
             values *= scales[:, of_block]
             return SourceTensor(self.info, values.view(np.uint8))
+        if source == "I4C":
+            data = blocks.i4c(self._nibbles(start, stop), zeros[:, of_block])
+            return SourceTensor(self.info, data, scales[:, 0])
         fp16, factor = (scales.astype(np.float16), None) if self.scale_type == "F16" else blocks.halves(scales)
         fp16, zeros = fp16[:, of_block], zeros[:, of_block]
         if source == "Q4_0":
