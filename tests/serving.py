@@ -27,6 +27,8 @@ class Server:
     def __init__(self, model: Path | str, *options: str) -> None:
         command = [sys.executable, "-m", "octavo.cli.main", "serve", str(model), "--port", "0"]
         command += ["--request-log", "off", *options]
+        if "--num-threads" not in options:  # as tests/conftest.py says
+            command += ["--num-threads", "1"]
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=self.errors, text=True, process_group=0

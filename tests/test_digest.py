@@ -21,6 +21,7 @@ from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.digest import FileChanged, WeightsDigest, weights_digest
 from octavo.weights.mapped import FileIdentity
 from octavo.weights.spec import Checkpoint
+from tests.waiting import SECONDS
 
 
 def write(path: Path, content: bytes) -> FileIdentity:
@@ -104,7 +105,7 @@ def test_threads_remember_beside_each_other(tmp_path: Path) -> None:
 
     def wait(scratch: Path, memory: Path) -> None:
         names.append(scratch.name)
-        meet.wait(30)
+        meet.wait(SECONDS)
         replace(scratch, memory)
 
     files = [write(tmp_path / name, name.encode()) for name in "ab"]

@@ -21,6 +21,7 @@ from octavo.weights import image_file, images
 from octavo.weights.image_file import Damaged, ImageId
 from octavo.weights.images import ImageStore, NoRoom, stored_images
 from octavo.weights.mapped import MappedFile
+from tests.waiting import SECONDS
 
 ONE, TWO = ImageId(bytes(range(16)), bytes(16)), ImageId(bytes(16), bytes(range(16)))
 SIZE = 1500
@@ -205,7 +206,7 @@ def test_a_thread_that_fails_has_checked_nothing(tmp_path: Path, small: None, mo
 
     def fail(chunk: memoryview) -> bytes:
         if threading.current_thread() is threading.main_thread():
-            failed.wait(30)  # so that the other has one
+            failed.wait(SECONDS)  # so that the other has one
             return digest(chunk)
         failed.set()
         raise MemoryError

@@ -23,6 +23,7 @@ from octavo.engine.messages import Loading
 from octavo.server.service import Service
 from octavo.weights.image_file import ImageId
 from octavo.weights.images import ImageStore
+from tests.waiting import until
 
 
 def test_a_slow_start_reports(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,8 +36,7 @@ def test_a_slow_start_reports(data: Path, tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(load, "REPORT_SECONDS", 0.0)
         told: list[Loading] = []
         engine = Engine(EngineConfig(model=model, num_threads=1), told.append)
-        while not list(tmp_path.glob("octavo/weights/*.weights")):
-            time.sleep(0.005)
+        until(lambda: list(tmp_path.glob("octavo/weights/*.weights")))
         engine.close()
         return told
 

@@ -186,7 +186,7 @@ while (output := engine.step()) is not None:
     blocks = max(blocks, output.stats.kv_blocks_held + output.stats.kv_blocks_cached)
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 loaded = engine.loaded
-end = time.monotonic() + 60
+end = time.monotonic() + 300
 while not list(Path(sys.argv[2]).glob("*.weights")):
     assert time.monotonic() < end
     time.sleep(0.01)

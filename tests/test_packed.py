@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from tests.quantised_model import ACT_ORDER, GPTQ, save_quantised, sorted_alike
 from tests.random_adapter import random_adapter
 from tests.small_fixtures import ALL
 from tests.test_same_bits import Answers
+from tests.waiting import SECONDS, until
 
 GGUF = "gguf/tiny-llama-q4_1.gguf"
 
@@ -52,11 +52,8 @@ def start(model: Path, **options: Any) -> Engine:
 
 def written(directory: Path, count: int = 1) -> list[Path]:
     """The files, as soon as so many are there."""
-    end = time.monotonic() + 60
-    while len(found := sorted(directory.glob("*.weights"))) < count:
-        assert time.monotonic() < end, f"{len(found)} of {count} images are there"
-        time.sleep(0.005)
-    return found
+    until(lambda: len(list(directory.glob("*.weights"))) >= count)
+    return sorted(directory.glob("*.weights"))
 
 
 def answers(engine: Engine) -> dict[tuple[str, int], Any]:
@@ -213,14 +210,12 @@ def test_what_changes_while_it_is_packed_is_not_kept(
         patch.setattr(CpuBackend, "pack", changed)
         engine = start(model, disk_cache=str(tmp_path / "kv"))
     assert engine.loaded.packed is not None and engine.loaded.packed._thread is not None
-    engine.loaded.packed._thread.join(60)
+    engine.loaded.packed._thread.join()
     assert not list((home / "weights").iterdir())
-    told, end = "", time.monotonic() + 60
+    told = list[str]()
     for what in ("the packed weights are not kept", "the disk cache is closed"):
-        while not re.search(f"{what}, .*model.gguf is not the file that was loaded", told):
-            assert time.monotonic() < end
-            time.sleep(0.005)
-            told += capfd.readouterr().err
+        line = re.compile(f"{what}, .*model.gguf is not the file that was loaded")
+        until(lambda line=line: told.append(capfd.readouterr().err) or line.search("".join(told)))
     again = start(model)
     written(home / "weights")
     assert_same(again, start(model))
@@ -259,10 +254,7 @@ def test_a_directory_that_cannot_be_used_fails_no_start(
     home.mkdir(parents=True)
     (home / "weights").write_text("in the way")
     engine = start(data / GGUF)
-    end = time.monotonic() + 60
-    while "packed weights are not kept" not in capfd.readouterr().err:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: "packed weights are not kept" in capfd.readouterr().err)
     assert len(answers(engine)) == 2
 
 
@@ -282,25 +274,25 @@ def test_options(data: Path, tmp_path: Path, home: Path, monkeypatch: pytest.Mon
 
 
 @pytest.fixture
-def slow_digest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    go = threading.Event()
+def slow_digest(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Digests that are taken when the test is over; True for each that had to be taken before."""
+    over, early = threading.Event(), list[bool]()
     take = WeightsDigest.take
 
     def wait(self: WeightsDigest) -> bytes:
-        go.wait(60)
+        early.append(not over.wait(SECONDS))
         return take(self)
 
     monkeypatch.setattr(WeightsDigest, "take", wait)
-    yield
-    go.set()
+    yield early
+    over.set()
 
 
-def test_nothing_waits_for_the_digest(data: Path, home: Path, slow_digest: None) -> None:
+def test_nothing_waits_for_the_digest(data: Path, home: Path, slow_digest: list[bool]) -> None:
     """Neither the first answer nor the end of the engine; and who ends before it is known holds no memory."""
     engine = start(data / GGUF)
     answers(engine)
-    began = time.monotonic()
     cache = engine.loaded.packed
     engine.close()
-    assert time.monotonic() - began < 30 and cache is not None and cache._data is None
+    assert cache is not None and cache._data is None and not slow_digest
     assert not (home / "weights").exists()

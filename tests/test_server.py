@@ -25,7 +25,9 @@ HELLO = [{"role": "user", "content": "Hello there"}]
 
 @pytest.fixture(scope="module")
 def server(data: Path) -> Iterator[Server]:
-    with Server(data / "arch" / "llama", "--served-model-name", "tiny", "--max-num-seqs", "16") as running:
+    with Server(
+        data / "arch" / "llama", "--served-model-name", "tiny", "--max-num-seqs", "16", "--num-threads", "2"
+    ) as running:
         yield running
 
 
@@ -238,7 +240,7 @@ def test_a_long_body_is_read_beside_the_event_loop() -> None:
             return len(body)
 
         service: Any = SimpleNamespace(trouble=None, tokenizer=None)
-        preparing = prepared(service, Request({"type": "http", "octavo.call": None}, receive), prepare)
+        preparing = prepared(service, Request({"type": "http", "headers": [], "octavo.call": None}, receive), prepare)
         asyncio.get_running_loop().call_later(0.01, goes_on.set)
         assert await preparing == LONG_BODY + 1
 
