@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octavo.bench import models
+from octavo.bench import format_models, models
 from octavo.bench.blocks import SOURCES, random_rows
 from octavo.bench.format_models import tensor_bytes
 from octavo.bench.hf_folder import as_folder
@@ -140,3 +140,23 @@ def test_in_hugging_face_layout(tmp_path: Path) -> None:
         assert (formats.dequantise(info.source, data, cols) == formats.dequantise("BF16", other.data, cols)).all()
     graphs = [build_graph(checkpoint) for checkpoint in (ours, theirs)]
     assert [repr(node) for node in graphs[0].nodes] == [repr(node) for node in graphs[1].nodes]
+
+
+def test_table_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What stands around it stays; a second run takes the place of the first."""
+
+    def small(name: str, folder: Path) -> Path:
+        models.write_random(folder / "model.gguf", SMALL, models.LARGE[name], "")
+        return folder / "model.gguf"
+
+    monkeypatch.setattr(format_models, "made", small)
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{format_models.BEGIN}old\n{format_models.END}after\n")
+    format_models.main(page, ["1b-q4_k"])
+    before, rest = page.read_text().split(format_models.BEGIN)
+    found, after = rest.split(format_models.END)
+    assert (before, after) == ("before\n", "after\n") and "old" not in found
+    row = found.splitlines()[-1]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[0] == "1b-q4_k" and 1 <= float(cells[3]) <= 1.10 and float(cells[4]) > 0
+    assert row in capsys.readouterr().out

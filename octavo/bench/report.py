@@ -69,7 +69,7 @@ class Runs:
         if engine is not None:
             ready = engine.loaded.ready(0, 0.0)
             packed = engine.loaded.backend.weight_bytes(engine.loaded.graph)
-            details |= {"isa": ready.isa, "threads": ready.threads, "packed_mb": round(packed / 1e6, 1)}
+            details |= {"isa": ready.isa, "threads": ready.threads, "packed_mb": round(packed / 1e6, 3)}
         return details | {"activations": self._config.activations, "kv_dtype": self._config.kv_dtype}
 
     def memory_bound(self, num_bytes: float, seconds: float) -> dict[str, Any]:
