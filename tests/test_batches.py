@@ -16,9 +16,11 @@ import pytest
 from starlette.requests import Request
 
 from octavo.server.batch_file import Line, in_order_of_prefixes, read_lines
+from octavo.server.batches import BatchRequest
 from octavo.server.body import parts
 from octavo.server.errors import ApiError
 from octavo.server.files import FileStore
+from octavo.server.queries import QUERIES
 from tests.endless import CONTEXT, NUM_TOKENS
 from tests.serving import ROOT, Server
 from tests.waiting import until
@@ -140,9 +142,16 @@ def test_faulty_files_fail_with_their_lines(client: openai.OpenAI, text: str, me
         ({"endpoint": "/v1/nowhere"}, "endpoint"),
         ({"completion_window": "1h"}, "completion_window"),
         ({"input_file_id": "file-none"}, "file_id"),
-        ({"input_file_id": 3}, "file_id"),
+        ({"input_file_id": 3}, "input_file_id"),
+        ({"input_file_id": None}, "input_file_id"),
+        ({"endpoint": [1]}, "endpoint"),
+        ({"completion_window": 24}, "completion_window"),
         ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+        ({"metadata": {"a" * 65: ""}}, "metadata"),
+        ({"metadata": {"a": "b" * 513}}, "metadata"),
         ({"priority": 1}, "priority"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 3600}}, "output_expires_after"),
     ],
 )
 def test_bad_batches_are_refused_by_name(server: Server, fields: dict[str, Any], param: str) -> None:
@@ -152,6 +161,45 @@ def test_bad_batches_are_refused_by_name(server: Server, fields: dict[str, Any],
     assert refused.json()["error"]["param"] == param
 
 
+def test_every_field_of_a_batch(server: Server, client: openai.OpenAI) -> None:
+    """What it says is told with the batch, and decides what is done."""
+    body = {"input_file_id": upload(client, requests(3)), "endpoint": COMPLETIONS, "completion_window": "24h"}
+    body["metadata"] = {"a": "b"}  # type: ignore[assignment]
+    assert set(body) == {*BatchRequest.__struct_fields__}
+    answer = server.post("/v1/batches", body | {"wing": 1})
+    assert answer.headers["x-octavo-ignored"] == "wing"
+    assert {name: answer.json()[name] for name in body} == body
+    assert finished(client, answer.json()["id"]).request_counts.total == 3
+    other = server.post("/v1/batches", body | {"endpoint": CHAT}).json()
+    assert "url must be" in finished(client, other["id"]).errors.data[0].message
+
+
+def test_lists_are_shown_in_parts(server: Server, client: openai.OpenAI) -> None:
+    """By every parameter that the documents name; others are named in a header."""
+    ids = [upload(client, str(i)) for i in range(3)]
+    run(client, requests(2))  # has an output
+    listed = "/v1/files?purpose=batch"
+
+    def shown(path: str) -> list[str]:
+        answer = server.http.get(path)
+        assert answer.status_code == 200 and "x-octavo-ignored" not in answer.headers, answer.text
+        return [entry["id"] for entry in answer.json()["data"]]
+
+    newest, outputs = shown(listed), shown("/v1/files?purpose=batch_output")
+    assert {*ids} < {*newest} and outputs and not {*outputs} & {*newest}
+    assert sorted(shown("/v1/files")) == sorted(newest + outputs)
+    assert shown(f"{listed}&order=asc") == newest[::-1] and shown(f"{listed}&order=desc") == newest
+    assert shown(f"{listed}&limit=2") == newest[:2] and shown(f"{listed}&after={newest[1]}") == newest[2:]
+    assert shown(f"{listed}&after={newest[0]}&limit=1") == newest[1:2]
+    for path, schema in QUERIES.items():
+        for name in schema.__struct_fields__ if "{" not in path else ():
+            for wrong in ("", "\u0000", "-1", "1e9", "[]"):
+                refused = server.http.get(path, params={name: wrong})
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, name), (path, name, wrong)
+        answer = server.http.get(path, params={"wing": "1"})
+        assert "{" in path or answer.headers["x-octavo-ignored"] == "wing"
+
+
 def test_bad_uploads_are_refused_by_name(server: Server) -> None:
     def send(**form: Any) -> httpx.Response:
         return server.http.post("/v1/files", **form)
@@ -159,6 +207,10 @@ def test_bad_uploads_are_refused_by_name(server: Server) -> None:
     for purpose in (None, "fine-tune"):
         refused = send(files={"file": ("x", b"y")}, data={"purpose": purpose} if purpose else {})
         assert refused.json()["error"]["param"] == "purpose"
+    form = {"data": {"purpose": "batch", "expires_after[anchor]": "created_at"}, "files": {"file": ("x", b"y")}}
+    assert send(**form).json()["error"]["param"] == "expires_after"
+    answer = send(data={"purpose": "batch", "wing": "1"}, files={"file": ("x", b"y")})
+    assert answer.status_code == 200 and answer.headers["x-octavo-ignored"] == "wing"
     assert send(data={"purpose": "batch"}, files={}).json()["error"]["param"] == "file"
     assert send(json={"purpose": "batch"}).status_code == 400
     assert send(content=b"nonsense", headers={"content-type": "multipart/form-data; boundary=x"}).status_code == 400

@@ -15,8 +15,7 @@ from octavo.server.calls import call_of
 from octavo.server.debug import check_admin
 from octavo.server.errors import ApiError, bad_request, json_response
 from octavo.server.fields import Refused, RequestBody, about
-from octavo.server.parse import parse
-from octavo.server.routes import ignored_header
+from octavo.server.parse import ignored_header, parse
 from octavo.server.routing import Routes
 from octavo.server.service import Service
 from octavo.weights.adapter_config import AdapterError

@@ -20,8 +20,8 @@ from octavo.server.chat_fields import ChatRequest
 from octavo.server.errors import ApiError, bad_request, json_response
 from octavo.server.generation import Prompt
 from octavo.server.messages import chat_messages
-from octavo.server.parse import parse
-from octavo.server.routes import COUNT_TOKENS, MESSAGES, ignored_header, prepared
+from octavo.server.parse import ignored_header, parse
+from octavo.server.routes import COUNT_TOKENS, MESSAGES, prepared
 from octavo.server.routing import Routes
 from octavo.server.service import Service, new_id
 from octavo.server.stream import EventStream, WholeAnswer

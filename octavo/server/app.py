@@ -36,7 +36,7 @@ from octavo.server.tokenize import add_token_routes
 
 def routes(service: Service) -> Routes:
     """All of them."""
-    routes = Routes()
+    routes = Routes(service.config.strict)
 
     @routes.post(COMPLETIONS)
     async def completions(http: Request) -> Response:

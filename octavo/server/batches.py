@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,11 +23,30 @@ from octavo.server.batch_file import Line, LineError, RunOne, read_lines, run_li
 from octavo.server.body import read_body
 from octavo.server.calls import Call, call_of
 from octavo.server.errors import ApiError, bad_request, json_response
+from octavo.server.fields import Refused, RequestBody, about
 from octavo.server.files import FileStore, no_file, page, write_whole
-from octavo.server.parse import decode
+from octavo.server.parse import ignored_header, parse
 from octavo.server.routing import Routes
 
 BATCHES = "/v1/batches"
+
+
+class BatchRequest(RequestBody, kw_only=True):
+    """POST /v1/batches."""
+
+    REFUSED: ClassVar[dict[str, Refused]] = {
+        "output_expires_after": Refused("delete the file"),
+        "priority": Refused("a batch waits behind all other requests"),
+    }
+
+    input_file_id: Annotated[str, about("A file of requests: custom_id, method, url, body in each line.")]
+    endpoint: Annotated[str, about("The url of all of them: /v1/completions, /v1/chat/completions or /v1/embeddings.")]
+    completion_window: Annotated[Literal["24h"], about("It is begun at once.")]
+    metadata: Annotated[
+        Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
+        | None,
+        about("Labels, told with the batch."),
+    ] = None
 
 
 class Batch(msgspec.Struct, kw_only=True):
@@ -91,23 +111,17 @@ class Batches:
                 continue
             self._batches[batch.id] = batch
 
-    async def create(self, fields: dict[str, Any], caller: Caller) -> Batch:
+    async def create(self, request: BatchRequest, caller: Caller) -> Batch:
         """Raises ApiError naming the field. A file with faults makes a batch that has failed, as OpenAI's does."""
-        unknown = set(fields) - {"input_file_id", "endpoint", "completion_window", "metadata"}
-        if unknown:
-            raise bad_request(f"{min(unknown)} is not supported", min(unknown), "unsupported_parameter")
-        endpoint, metadata = fields.get("endpoint"), fields.get("metadata")
-        if endpoint not in self._urls:
-            raise bad_request(f"endpoint must be one of {', '.join(self._urls)}, got {endpoint!r:.80}", "endpoint")
-        if fields.get("completion_window") != "24h":
-            raise bad_request("completion_window must be 24h", "completion_window")
-        if metadata is not None and not _are_labels(metadata):
-            raise bad_request("metadata must map at most 16 texts to texts", "metadata")
-        file = self._store.get(str(fields.get("input_file_id")), caller.tenant)
+        if request.endpoint not in self._urls:
+            raise bad_request(
+                f"endpoint must be one of {', '.join(self._urls)}, got {request.endpoint!r:.80}", "endpoint"
+            )
+        file = self._store.get(request.input_file_id, caller.tenant)
         now = int(time.time())
         batch = Batch(
-            id=f"batch_{os.urandom(12).hex()}", endpoint=str(endpoint), input_file_id=file.id, created_at=now,
-            expires_at=now + 86400, metadata=metadata, tenant=caller.tenant, salt=caller.salt,
+            id=f"batch_{os.urandom(12).hex()}", endpoint=request.endpoint, input_file_id=file.id, created_at=now,
+            expires_at=now + 86400, metadata=request.metadata, tenant=caller.tenant, salt=caller.salt,
         )  # fmt: skip
         try:
             lines, errors = await self._read(batch)
@@ -228,29 +242,26 @@ class Batches:
 def add_batch_routes(routes: Routes, batches: Callable[[], Batches]) -> None:
     @routes.post(BATCHES)
     async def create(http: Request) -> Response:
-        fields = decode(await read_body(http))
-        return json_response((await batches().create(fields, call_of(http).caller)).body())
+        """Answer the requests of a file, behind all others, into a file."""
+        request, ignored = parse(await read_body(http), BatchRequest, routes.strict)
+        batch = await batches().create(request, call_of(http).caller)
+        return json_response(batch.body(), headers=ignored_header(ignored))
 
     @routes.get(BATCHES)
     async def list_batches(http: Request) -> Response:
+        """The batches of the caller."""
         return json_response(page(http, [b.body() for b in batches().list(call_of(http).caller.tenant)]))
 
     @routes.get(BATCHES + "/{id}")
     async def retrieve(http: Request) -> Response:
+        """How far a batch is, and the files of its answers."""
         return json_response(batches().get(http.path_params["id"], call_of(http).caller.tenant).body())
 
     @routes.post(BATCHES + "/{id}/cancel")
     async def cancel(http: Request) -> Response:
+        """End a batch: what is answered by then stays in its file."""
         return json_response(batches().cancel(http.path_params["id"], call_of(http).caller.tenant).body())
 
 
 def _call(batch: Batch) -> Call:
     return Call(os.urandom(12).hex(), Caller.of(batch.tenant, batch.salt), batch.endpoint)
-
-
-def _are_labels(metadata: Any) -> bool:
-    return (
-        isinstance(metadata, dict)
-        and len(metadata) <= 16
-        and all(isinstance(value, str) and len(value) <= 512 and len(key) <= 64 for key, value in metadata.items())
-    )

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from starlette.datastructures import UploadFile
@@ -24,6 +23,9 @@ from starlette.responses import FileResponse, Response
 from octavo.server.body import parts
 from octavo.server.calls import call_of
 from octavo.server.errors import ApiError, bad_request, json_response
+from octavo.server.fields import Refused, RequestBody, about
+from octavo.server.parse import checked, ignored_header
+from octavo.server.queries import PageQuery
 from octavo.server.routing import Routes
 
 FILES = "/v1/files"
@@ -54,6 +56,15 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
         facts = msgspec.structs.asdict(self)
         del facts["tenant"]
         return {"object": "file", **facts, "status": "processed"}
+
+
+class UploadForm(RequestBody, kw_only=True):
+    """POST /v1/files, as multipart/form-data."""
+
+    REFUSED: ClassVar[dict[str, Refused]] = {"expires_after": Refused("delete the file")}
+
+    file: Annotated[bytes, about("The content: a part with a file name. Of a batch, a request in each line.")]
+    purpose: Annotated[Literal["batch"], about("What it is for.")]
 
 
 class FileStore:
@@ -131,6 +142,7 @@ def add_file_routes(routes: Routes, store: Callable[[], FileStore]) -> None:
 
     @routes.post(FILES)
     async def upload(http: Request) -> Response:
+        """Keep a file for batches."""
         too_large = ApiError(413, f"the file is larger than {MAX_FILE} bytes", param="file")
         length = http.headers.get("content-length", "")
         if length.isdecimal() and int(length) > MAX_FORM:
@@ -148,29 +160,33 @@ def add_file_routes(routes: Routes, store: Callable[[], FileStore]) -> None:
                 raise bad_request(f"purpose must be one of {', '.join(PURPOSES)}, got {purpose!r:.80}", "purpose")
             if not isinstance(file, UploadFile):
                 raise bad_request("file is required: a part of the form with a file name", "file")
-            if form.get("expires_after") or any(name.startswith("expires_after[") for name in form):
-                raise bad_request("expires_after is not supported: delete the file", "expires_after")
+            given = {name.partition("[")[0]: b"" if name == "file" else value for name, value in form.items()}
+            _, ignored = checked(given, UploadForm, routes.strict)
             stored = await asyncio.to_thread(_take, store(), file, str(purpose), call_of(http).caller.tenant)
-            return json_response(stored.body())
+            return json_response(stored.body(), headers=ignored_header(ignored))
         finally:
             await form.close()
 
     @routes.get(FILES)
     async def list_files(http: Request) -> Response:
-        mine = store().list(call_of(http).caller.tenant, http.query_params.get("purpose"))
+        """The files of the caller."""
+        mine = store().list(call_of(http).caller.tenant, http.state.query.purpose)
         return json_response(page(http, [file.body() for file in mine]))
 
     @routes.get(FILES + "/{id}")
     async def retrieve(http: Request) -> Response:
+        """What is known of a file."""
         return json_response(store().get(http.path_params["id"], call_of(http).caller.tenant).body())
 
     @routes.get(FILES + "/{id}/content")
     async def content(http: Request) -> Response:
+        """The bytes of a file."""
         file = store().get(http.path_params["id"], call_of(http).caller.tenant)
         return FileResponse(store().path(file.id), media_type="application/octet-stream")
 
     @routes.delete(FILES + "/{id}")
     async def delete(http: Request) -> Response:
+        """Forget a file."""
         id = http.path_params["id"]
         store().delete(id, call_of(http).caller.tenant)
         return json_response({"id": id, "object": "file", "deleted": True})
@@ -178,21 +194,15 @@ def add_file_routes(routes: Routes, store: Callable[[], FileStore]) -> None:
 
 def page(http: Request, entries: list[dict[str, Any]]) -> dict[str, Any]:
     """A list, the newest first, as OpenAI pages it: by `order`, `limit` and `after`."""
-    order = http.query_params.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise bad_request(f"order must be asc or desc, got {order:.40}", "order")
-    if order == "asc":
+    query: PageQuery = http.state.query
+    if query.order == "asc":
         entries = entries[::-1]
-    limit = http.query_params.get("limit", "100")
-    if not re.fullmatch("[0-9]{1,5}", limit) or not 1 <= int(limit) <= 10000:
-        raise bad_request(f"limit must be between 1 and 10000, got {limit:.40}", "limit")
-    after = http.query_params.get("after")
-    if after is not None:
-        places = [i for i, entry in enumerate(entries) if entry["id"] == after]
+    if query.after is not None:
+        places = [i for i, entry in enumerate(entries) if entry["id"] == query.after]
         if not places:
-            raise bad_request(f"after names {after:.80}, which is not in the list", "after")
+            raise bad_request(f"after names {query.after:.80}, which is not in the list", "after")
         entries = entries[places[0] + 1 :]
-    shown = entries[: int(limit)]
+    shown = entries[: query.limit or 100]
     ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
     return {"object": "list", "data": shown, **ends, "has_more": len(shown) < len(entries)}
 

@@ -32,14 +32,13 @@ from octavo.server.ollama_fields import (
     model_name,
 )
 from octavo.server.ollama_messages import as_chat
-from octavo.server.parse import Parsed, parse
+from octavo.server.parse import Parsed, ignored_header, parse
 from octavo.server.routes import (
     OLLAMA_CHAT,
     OLLAMA_EMBED,
     OLLAMA_EMBEDDINGS,
     OLLAMA_GENERATE,
     OLLAMA_SHOW,
-    ignored_header,
     prepared,
 )
 from octavo.server.routes import answered as answered_whole

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,14 +17,17 @@ from octavo import __version__
 from octavo.request import LIMITS
 from octavo.server.adapters import LOAD, UNLOAD, LoadAdapterRequest, UnloadAdapterRequest
 from octavo.server.anthropic_fields import CountTokensRequest, MessagesRequest
+from octavo.server.batches import BATCHES, BatchRequest
 from octavo.server.chat_fields import ChatRequest
 from octavo.server.completion_fields import CompletionRequest
 from octavo.server.embeddings import EMBEDDINGS, EmbeddingRequest
 from octavo.server.errors import ANTHROPIC, json_response
 from octavo.server.fields import Refused
+from octavo.server.files import FILES, UploadForm
 from octavo.server.ollama import ShowRequest
 from octavo.server.ollama_embed import EmbedRequest, OldEmbedRequest
 from octavo.server.ollama_fields import OllamaChatRequest, OllamaGenerateRequest
+from octavo.server.queries import QUERIES, Query
 from octavo.server.rerank import RERANK, SCORE, RerankRequest, ScoreRequest
 from octavo.server.responses_fields import ResponsesRequest
 from octavo.server.routes import (
@@ -52,6 +55,8 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     ABORT: AbortRequest,
     MESSAGES: MessagesRequest,
     COUNT_TOKENS: CountTokensRequest,
+    FILES: UploadForm,
+    BATCHES: BatchRequest,
     EMBEDDINGS: EmbeddingRequest,
     SCORE: ScoreRequest,
     RERANK: RerankRequest,
@@ -66,6 +71,9 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     UNLOAD: UnloadAdapterRequest,
 }
 """Schemas of the bodies that routes take."""
+
+FORMS = frozenset({FILES})
+"""Bodies that are no JSON, but multipart/form-data."""
 
 _ERROR = {
     "type": "object",
@@ -106,6 +114,7 @@ class Operation(NamedTuple):
     path: str
     summary: str
     body: type[msgspec.Struct] | None
+    query: type[Query] | None
 
 
 def operations(routes: Iterable[Route]) -> Iterator[Operation]:
@@ -113,12 +122,13 @@ def operations(routes: Iterable[Route]) -> Iterator[Operation]:
         for method in sorted((route.methods or set()) - {"HEAD"}):
             path = route.path.replace(":path}", "}")
             body = BODIES.get(route.path) if method == "POST" else None
-            yield Operation(method, path, " ".join((route.endpoint.__doc__ or "").split()), body)
+            query = QUERIES.get(route.path) if method == "GET" else None
+            yield Operation(method, path, " ".join((route.endpoint.__doc__ or "").split()), body, query)
 
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
     """OpenAPI 3.1."""
-    _, schemas = msgspec.json.schema_components(list(BODIES.values()), ref_template="#/components/schemas/{name}")
+    schemas = _schemas("#/components/schemas/{name}")
     for schema in BODIES.values():
         properties = schemas[schema.__name__]["properties"]
         for name, property in properties.items():
@@ -133,13 +143,15 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
             entry["summary"] = operation.summary
         if operation.body is not None:
             schema_of = {"schema": {"$ref": f"#/components/schemas/{operation.body.__name__}"}}
-            entry["requestBody"] = {"required": True, "content": {"application/json": schema_of}}
+            kind = "multipart/form-data" if operation.path in FORMS else "application/json"
+            entry["requestBody"] = {"required": True, "content": {kind: schema_of}}
         names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
-        if names:
-            entry["parameters"] = [
-                {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-                for name in names
-            ]
+        parameters = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in names
+        ] + (_parameters(operation.query, schemas) if operation.query else [])
+        if parameters:
+            entry["parameters"] = parameters
         paths.setdefault(operation.path, {})[operation.method.lower()] = entry
     return {
         "openapi": "3.1.0",
@@ -147,6 +159,28 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": {**schemas, "Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR}},
     }
+
+
+def _schemas(ref_template: str) -> dict[str, Any]:
+    """By their names: of all bodies and queries."""
+    types = [*BODIES.values(), *QUERIES.values()]
+    _, schemas = msgspec.json.schema_components(types, ref_template=ref_template)
+    for path in FORMS:
+        for property in schemas[BODIES[path].__name__]["properties"].values():
+            if property.pop("contentEncoding", None):
+                property["format"] = "binary"
+    return schemas
+
+
+def _parameters(query: type[Query], schemas: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A parameter has no null: it is left out."""
+    parameters = []
+    for name, property in schemas[query.__name__]["properties"].items():
+        form = {key: value for key, value in property.items() if key not in ("description", "default", "anyOf")}
+        (form,) = [f for f in property.get("anyOf", [form]) if f.get("type") != "null" and f.get("enum") != [None]]
+        form = form | ({"enum": [v for v in form["enum"] if v is not None]} if "enum" in form else {})
+        parameters.append({"name": name, "in": "query", "description": property["description"], "schema": form})
+    return parameters
 
 
 def _refusal(form: str) -> dict[str, Any]:
@@ -170,9 +204,11 @@ def markdown(routes: Iterable[Route]) -> str:
     lines = ["# The HTTP API", "", "Made by `scripts/api-docs` from the schemas; a test compares.", "", _INTRODUCTION]
     lines += ["", "## Routes", "", "| method | path | |", "|---|---|---|"]
     lines += [f"| {o.method} | `{o.path}` | {o.summary} |" for o in operations(routes)]
-    _, schemas = msgspec.json.schema_components(list(BODIES.values()), ref_template="{name}")
-    for path, body in BODIES.items():
-        lines += ["", f"## POST {path}", "", "| field | value | meaning |", "|---|---|---|"]
+    schemas = _schemas("{name}")
+    posted, asked = ((method, each.items()) for method, each in (("POST", BODIES), ("GET", QUERIES)))
+    for method, path, body in [(method, *item) for method, items in (posted, asked) for item in items]:
+        kind = "parameter" if method == "GET" else "field"
+        lines += ["", f"## {method} {path}", "", f"| {kind} | value | meaning |", "|---|---|---|"]
         schema = schemas[body.__name__]
         for name, property in sorted(schema["properties"].items()):
             _add_limits(name, property)
@@ -206,7 +242,7 @@ def _form(form: dict[str, Any]) -> str:
         return f"list of {_form(form.get('items') or {})}"
     if "enum" in form:
         return " or ".join(f"`{msgspec.json.encode(value).decode()}`" for value in form["enum"])
-    kind: str = form.get("type", "anything")
+    kind: str = "bytes" if form.get("format") == "binary" else form.get("type", "anything")
     low, high = form.get("minimum"), form.get("maximum")
     if low is None or high is None or high - low >= 2**32:
         return kind
@@ -215,7 +251,8 @@ def _form(form: dict[str, Any]) -> str:
 
 _INTRODUCTION = """\
 A body is one JSON object. Null means the same as absent. A value that cannot be honoured is a 400 whose `error.param`
-names the field; an unknown field is named in the header `x-octavo-ignored`, or refused with `--strict`.
+names the field; an unknown field is named in the header `x-octavo-ignored`, or refused with `--strict`. So are the
+parameters of a GET.
 
 * **Length.** An omitted `max_tokens` is 16 for completions and the rest of the context for chat. A prompt and an output
   that do not fit together are a 400 with the numbers; nothing is cut unless `truncate_prompt_tokens` asks for it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -17,6 +18,9 @@ C = TypeVar("C")
 MAX_DIGITS = 400
 """Of a whole number that is looked at to name its field: float64 ends at 10^308."""
 
+MAX_IGNORED = 2000
+"""Characters of the header that names ignored fields: clients refuse large ones."""
+
 
 class Parsed(NamedTuple, Generic[T]):
     request: T
@@ -25,9 +29,14 @@ class Parsed(NamedTuple, Generic[T]):
 
 def parse(body: bytes, schema: type[T], strict: bool) -> Parsed[T]:
     """Raises ApiError 400 naming the field for anything that cannot be honoured."""
+    return checked(decode(body), schema, strict)
+
+
+def checked(fields: Mapping[str, Any], schema: type[T], strict: bool, *, as_texts: bool = False) -> Parsed[T]:
+    """The same of members. as_texts: numbers and truth values are written as texts."""
     known: dict[str, Any] = {}
     unknown = []
-    for name, value in decode(body).items():
+    for name, value in fields.items():
         target = schema.ALIASES.get(name, name)
         if target in schema.__struct_fields__:
             if target in known:
@@ -42,7 +51,7 @@ def parse(body: bytes, schema: type[T], strict: bool) -> Parsed[T]:
     if unknown and strict:
         raise bad_request(f"unknown field: {', '.join(unknown)}", unknown[0], "unknown_parameter")
     try:
-        request = convert(known, schema)
+        request = msgspec.convert(known, schema, strict=False) if as_texts else convert(known, schema)
     except msgspec.ValidationError as e:
         raise _validation_error(e) from None
     request.check()
@@ -67,6 +76,12 @@ def _with_whole_numbers(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_whole_numbers(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
+def ignored_header(names: list[str]) -> dict[str, str]:
+    """The header that names ignored fields, whatever their names: printable ASCII of bounded length. None: no header."""
+    text = ", ".join(names)[: MAX_IGNORED + 1].encode("unicode_escape").decode()
+    return {"x-octavo-ignored": text if len(text) <= MAX_IGNORED else text[:MAX_IGNORED] + "..."} if names else {}
 
 
 def decode(body: bytes) -> dict[str, Any]:
@@ -143,7 +158,7 @@ def _equal(value: Any, neutral: Any) -> bool:
 def _validation_error(error: msgspec.ValidationError) -> ApiError:
     """`Expected `int`, got `str` - at `$.max_tokens``, with the field named first."""
     text = str(error)
-    what, _, where = text.partition(" - at `$.")
+    what, _, where = text.replace(" - at `key` in `$.", " (a key) - at `$.").partition(" - at `$.")
     if where:
         path = where.rstrip("`")
         return bad_request(f"{path}: {what.replace('`', '')}", path.split(".")[0].split("[")[0])

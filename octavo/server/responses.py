@@ -14,13 +14,14 @@ from octavo.server.calls import Call, call_of
 from octavo.server.chat import converse
 from octavo.server.errors import ApiError, bad_request, json_response
 from octavo.server.files import page
-from octavo.server.parse import Parsed, parse
+from octavo.server.parse import Parsed, ignored_header, parse
+from octavo.server.queries import ResponseQuery
 from octavo.server.responses_answer import ResponseAnswer, new_body
 from octavo.server.responses_fields import NAMES, ResponsesRequest
 from octavo.server.responses_input import as_messages, read_items
 from octavo.server.responses_store import StoredResponse
 from octavo.server.resume import ResumableStream
-from octavo.server.routes import RESPONSES, ignored_header, prepared
+from octavo.server.routes import RESPONSES, prepared
 from octavo.server.routing import Routes
 from octavo.server.service import Service
 from octavo.server.stream import EventStream, WholeAnswer
@@ -103,22 +104,12 @@ def add_response_routes(routes: Routes, service: Service) -> None:
     async def retrieve(http: Request) -> Response:
         """A stored response. With `stream=true` the events of one made in the background, those behind `starting_after`."""
         stored = _get(http)
-        query = http.query_params
-        for name in ("include", "include[]"):
-            if name in query:
-                raise bad_request("include is said when a response is made", "include", "unsupported_parameter")
-        if query.get("include_obfuscation", "false") != "false":
-            raise bad_request("include_obfuscation is not supported: events are not padded", "include_obfuscation")
-        streams, after = query.get("stream", "false"), query.get("starting_after")
-        if streams not in ("true", "false"):
-            raise bad_request(f"stream must be true or false, got {streams:.40}", "stream")
-        if after is not None and (streams == "false" or not after.isascii() or not after.isdigit() or len(after) > 9):
-            raise bad_request("starting_after is the number of an event, and goes with stream=true", "starting_after")
-        if streams == "false":
+        query: ResponseQuery = http.state.query
+        if not query.stream:
             return json_response(stored.body)
         if stored.stream is None:
             raise bad_request("only responses made in the background can be streamed later", "stream")
-        start = 0 if after is None else int(after) + 1
+        start = 0 if query.starting_after is None else query.starting_after + 1
         stored.stream.check(start)
         return EventStream(stored.stream.read(start), {}, service.config.sse_ping_seconds)
 

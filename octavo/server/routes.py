@@ -16,7 +16,7 @@ from octavo.server.chat import chat
 from octavo.server.completions import completion
 from octavo.server.embeddings import EMBEDDINGS, embeddings
 from octavo.server.errors import ApiError
-from octavo.server.parse import Parsed
+from octavo.server.parse import Parsed, ignored_header
 from octavo.server.rerank import RERANK, SCORE
 from octavo.server.service import Service
 from octavo.server.stream import EventStream, Whole, WholeAnswer
@@ -52,9 +52,6 @@ OTHER_PATHS = frozenset(
 
 GENERATION_PATHS = frozenset(BATCHED) | OTHER_PATHS
 """Count as open requests and against quotas."""
-
-MAX_IGNORED = 2000
-"""Characters of the header that names ignored fields: clients refuse large ones."""
 
 LONG_BODY = 2**16
 """Bytes from which on a body is read and tokenised beside the event loop, which stays free: 64 KiB take 10 ms. So are
@@ -103,9 +100,3 @@ async def answer_whole(service: Service, path: str, body: bytes, call: Call) -> 
         raise ApiError(503, service.trouble, code="not_ready", retry_after=1)
     answer, _ = await asyncio.to_thread(BATCHED[path], service, body, call)
     return await answer.body()
-
-
-def ignored_header(names: list[str]) -> dict[str, str]:
-    """The header that names ignored fields, whatever their names: printable ASCII of bounded length. None: no header."""
-    text = ", ".join(names)[: MAX_IGNORED + 1].encode("unicode_escape").decode()
-    return {"x-octavo-ignored": text if len(text) <= MAX_IGNORED else text[:MAX_IGNORED] + "..."} if names else {}

@@ -14,8 +14,8 @@ from octavo.server.chat_fields import ChatRequest
 from octavo.server.errors import bad_request, json_response
 from octavo.server.fields import Refused, RequestBody, about
 from octavo.server.messages import chat_messages
-from octavo.server.parse import parse
-from octavo.server.routes import ignored_header, prepared
+from octavo.server.parse import ignored_header, parse
+from octavo.server.routes import prepared
 from octavo.server.routing import Routes
 from octavo.server.service import Service
 
