@@ -165,7 +165,7 @@ def test_bench_prints_its_workload(data: Path) -> None:
     assert "tokens/s" in table
     done = run("bench", "startup", data / "arch" / "llama", "--repeat", 1, "--json")
     (start,) = json.loads(done.stdout)["results"]
-    assert 0 < start["median"] < 30
+    assert start["median"] > 0
     assert done.stderr == ""
     refused = run("bench", "startup", data / "arch" / "llama", "--kv-cache-memory", "1KiB", "--no-fuse")
     assert "kv_cache_memory is 1.00 KiB" in refused.stderr  # the server was given the options
