@@ -27,6 +27,7 @@ from octavo.server.service import Service
 from tests.field_effects import OF_TERMS, TEMPLATE, TEXT, WITHOUT_EFFECT, Told, beside, effects
 from tests.serving import Server
 from tests.thinker import thinking_model
+from tests.waiting import SECONDS
 
 ROOT = Path(__file__).parents[1]
 SCHEMAS: dict[str, type[msgspec.Struct]] = {COMPLETIONS: CompletionRequest, CHAT: ChatRequest}
@@ -215,7 +216,7 @@ def test_schemathesis_finds_no_server_error(server: Server) -> None:
         def call(case: Any) -> None:
             nonlocal called
             called += 1
-            response = case.call(timeout=60)
+            response = case.call(timeout=SECONDS)
             case.validate_response(response, checks=[not_a_server_error])
 
         call()

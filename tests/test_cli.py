@@ -120,7 +120,7 @@ def test_generate_names_what_it_cannot_read(data: Path, stdin: str, flags: list[
 def test_streams_that_are_closed(data: Path) -> None:
     command = f"{sys.executable} -m octavo.cli.main generate {data / 'arch' / 'llama'} "
     for rest, code in (("Hello <&-", 0), ("Hello >&- 2>&-", 0), ("<&- >&- 2>&-", 2), ("Hello | true", 0)):
-        done = subprocess.run(command + rest, shell=True, cwd=ROOT, capture_output=True, timeout=60)
+        done = subprocess.run(command + rest, shell=True, cwd=ROOT, capture_output=True, timeout=SECONDS)
         assert (done.returncode, b"Traceback" in done.stderr) == (code, False), (rest, done.stderr)
 
 

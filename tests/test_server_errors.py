@@ -195,7 +195,7 @@ def test_a_head_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
             writer.close()
             return got
 
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.5)
     assert asyncio.run(answer(b"")) == b""
     assert asyncio.run(answer(b"GET / HTTP/1.1\r\nhost: x\r\n")).startswith(b"HTTP/1.1 408 Request Timeout\r\n")
 
