@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ import pytest
 
 from octavo.backends.reference import ReferenceBackend, forward_logits
 from octavo.models import build_graph, rope
+from octavo.weights.address import Addressed
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.formats import dequantise
+from octavo.weights.gguf_names import FAMILIES as FAMILIES_OF_FILES
 from octavo.weights.spec import CheckpointError
+from tests.random_model import InMemory
 from tests.test_fixtures import Case
 from tests.test_models import check_expected
 
@@ -159,3 +163,42 @@ def test_heads_rotated_in_part(data: Path, tmp_path: Path) -> None:
 def test_what_is_refused(data: Path, tmp_path: Path, change: Change, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         build_graph(open_checkpoint(convert(data / "arch/qwen2", tmp_path / "model.gguf", change)))
+
+
+MIXTURES = {
+    "mixtral": "llama with ffn_gate_inp", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmoe": "olmoe",
+    "granitemoe": "granitemoe", "glm4_moe": "glm4moe", "phimoe": "phimoe", "minimax_m2": "minimax-m2",
+    "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
+}  # fmt: skip
+
+
+def test_names_of_experts(fixtures: Path, data: Path) -> None:
+    """With the experts of a layer in three tensors, as files have them, models find all that they read, and every other
+    tensor of a layer has a name that a file gives."""
+    for name, key in MIXTURES.items():
+        folder = data / "arch" / name
+        source = open_checkpoint(folder if folder.exists() else fixtures / "arch" / name)
+        names = FAMILIES_OF_FILES[key].layer
+        tensors: dict[str, Any] = {}
+        experts: dict[str, dict[int, Any]] = {}
+        for tensor in source.names():
+            info, stored, _ = source.read(tensor)
+            values = dequantise(info.source, stored, info.shape[-1]).reshape(info.shape)
+            layer, _, module = tensor.partition("block_sparse_moe.")
+            found = re.fullmatch(r"(model\.layers\.\d+\.)\w+\.experts\.(\d+)\.(\w+)\.weight", tensor)
+            if found:
+                part = {"w1": "gate", "w3": "up", "w2": "down"}.get(found[3], found[3].removesuffix("_proj"))
+                stem = names[f"ffn_{part}_exps"]
+                experts.setdefault(f"{found[1]}{stem}.weight", {})[int(found[2])] = values
+            elif module == "input_linear.weight":  # of Granite: gate and up of all
+                for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
+                    tensors[f"{layer}{names[f'ffn_{part}_exps']}.weight"] = half
+            elif module == "output_linear.weight":
+                tensors[f"{layer}{names['ffn_down_exps']}.weight"] = values
+            else:
+                tensors[tensor] = values
+        tensors |= {stacked: np.stack([of[i] for i in sorted(of)]) for stacked, of in experts.items()}
+        build_graph(Addressed(InMemory(dict(source.config), tensors)), "f32")
+        given = {stem + end for stem in names.values() for end in ("", ".weight", ".bias")}
+        inner = {re.sub(r"^model\.layers\.\d+\.", "", each) for each in tensors if each.startswith("model.layers.")}
+        assert inner <= given, (name, inner - given)

@@ -301,7 +301,17 @@ FAMILIES: dict[str, Family] = {
         interleaved=True,
         keys=_LOCAL_EXPERTS,
     ),
-    "minimax-m2": Family("MiniMaxM2ForCausalLM", _EXPERTS, _TOP, partial=True, keys=_LOCAL_EXPERTS),
+    "minimax-m2": Family(
+        "MiniMaxM2ForCausalLM",
+        {
+            **_EXPERTS,
+            "ffn_gate_inp": "block_sparse_moe.gate",
+            "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
+        },
+        _TOP,
+        partial=True,
+        keys=_LOCAL_EXPERTS,
+    ),
     "mpt": Family(
         "MPTForCausalLM",
         _MPT,
