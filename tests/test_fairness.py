@@ -70,9 +70,9 @@ def test_a_newcomer_after_idle_does_not_monopolise() -> None:
     machine.finish()
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, 10))])
+@pytest.mark.parametrize("part", [*range(4), *(pytest.param(part, marks=pytest.mark.long) for part in range(4, 16))])
 def test_everyone_is_served_under_any_mix(part: int) -> None:
-    """Random mixes of priority and tenant, with a stream of the most urgent that never ends."""
+    """1,000 random mixes of priority and tenant (4,000 in the long run), with a stream of the most urgent that never ends."""
     for seed in range(part * 250, (part + 1) * 250):
         rng = random.Random(seed)
         seconds = rng.choice([20.0, 100.0, 100.0, 100.0])
