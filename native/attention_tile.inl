@@ -22,6 +22,54 @@ struct Pages {
   VEC_INLINE const uint8_t* block(int i) const { return base + blocks[i] * stride; }
 };
 
+// At least so far ahead is prefetched: it covers the latency of memory, and stays in L1. Into L2 where a vector has all lanes:
+// then eight panels are read side by side.
+constexpr int kAheadBytes = 8192;
+VEC_INLINE void prefetch_ahead(const uint8_t* p) {
+  if constexpr (kParts == 1) prefetch_l2(p);
+  else prefetch(p);
+}
+
+// Lines of 64 bytes, `step` bytes from one to the next.
+struct Lines {
+  const uint8_t* at;
+  int64_t step;
+};
+
+// The order in which the lines of a tile are read, kLines at a time: the keys, panel by panel, then the values, 16 dimensions
+// of all blocks and then the next 16. Those of the tile that comes next follow.
+template <class Kv> struct Order {
+  static constexpr int kLines = kBlock / Kv::kPer;
+  const uint8_t* base;
+  int64_t stride, values;  // bytes from block to block, and from the keys of a block to its values
+  const int32_t *blocks, *next;
+  int num, num_next;  // of blocks
+  int keys, dims,
+      ahead;  // pieces of kLines lines: of the keys of a block, of its values, and between reading and prefetching
+
+  VEC_INLINE Lines keys_of(const int32_t* of, int i) const {
+    const int block = i / keys, piece = i % keys;
+    const uint8_t* panel = base + of[block] * stride;
+    if constexpr (Kv::kScaled)
+      if (!piece) prefetch_ahead(panel + 2 * values), prefetch_ahead(panel + 2 * values + 64);
+    return {panel + piece * kLines * 64, 64};
+  }
+  VEC_INLINE Lines values_of(const int32_t* of, int n, int i) const {
+    return {base + of[i % n] * stride + values + i / n * 64, dims * 64};
+  }
+  // What to prefetch while piece i is read: `other` where nothing is left.
+  VEC_INLINE Lines beside(int i, Lines other) const {
+    i += ahead;
+    if (i < num * keys) return keys_of(blocks, i);
+    i -= num * keys;
+    if (i < num * dims) return values_of(blocks, num, i);
+    i -= num * dims;
+    if (i < num_next * keys) return keys_of(next, i);
+    i -= num_next * keys;
+    return i < num_next * dims ? values_of(next, num_next, i) : other;
+  }
+};
+
 // acc[r][n] += words of row r times line n, word W and those after it.
 template <class Kv, int R, int N, int Stride, int W = 0>
 VEC_INLINE void dot_line(typename Kv::Sum (&acc)[R][N], int n, const uint32_t* words, const uint8_t* at) {
@@ -51,23 +99,28 @@ VEC_INLINE void dots(typename Kv::Sum (&acc)[R][N], const uint32_t* words, const
 }
 
 // Scores of R rows with P panels of 16 tokens: out[r * kKvTile + 16 * p + token]. q[r * kQueryWords + word], in steps of
-// step[r] where it is fixed point. The values of these blocks are prefetched.
+// step[r] where it is fixed point. `panel`: the first, of those of `order`.
 template <class Kv, int R, int P>
-VEC_INLINE void score_panels(const uint32_t* q, const float* step, int dim, const Pages& pages, int first, float* out) {
+VEC_INLINE void score_panels(const uint32_t* q, const float* step, int dim, const Order<Kv>& order, int panel,
+                             float* out) {
+  constexpr int kLines = Order<Kv>::kLines;
   typename Kv::Sum acc[R][P];
   const uint8_t* keys[P];
-  const int lines = dim / Kv::kPer;
 #pragma GCC unroll 8
   for (int p = 0; p < P; p++) {
-    keys[p] = pages.block(first + p);
-    if constexpr (Kv::kScaled) prefetch_l2(Kv::key_scales(keys[p], dim)), prefetch_l2(Kv::value_scales(keys[p], dim));
+    keys[p] = order.base + order.blocks[panel + p] * order.stride;
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) acc[r][p] = Kv::none();
   }
-  for (int d = 0; d < lines; d++) {
+  for (int piece = 0, d = 0; piece < order.keys; piece++) {
+    Lines ahead[P];
 #pragma GCC unroll 8
-    for (int p = 0; p < P; p++) prefetch_l2(keys[p] + (lines + d) * 64);
-    dots<Kv, R, P, kQueryWords>(acc, q + d * Kv::kWords, keys, d * 64);
+    for (int p = 0; p < P; p++) ahead[p] = order.beside((panel + p) * order.keys + piece, {keys[p] + d * 64, 64});
+    for (const int stop = d + kLines; d < stop; d++) {
+#pragma GCC unroll 8
+      for (int p = 0; p < P; p++) prefetch_ahead(ahead[p].at), ahead[p].at += ahead[p].step;
+      dots<Kv, R, P, kQueryWords>(acc, q + d * Kv::kWords, keys, d * 64);
+    }
   }
 #pragma GCC unroll 8
   for (int p = 0; p < P; p++)
@@ -79,12 +132,12 @@ VEC_INLINE void score_panels(const uint32_t* q, const float* step, int dim, cons
     }
 }
 
-// Scores with panels [done, panels) of the tile that starts at block `first`.
+// Scores with panels [done, order.num).
 template <class Kv, int R, int P>
-VEC_INLINE void score_tile_from(const uint32_t* q, const float* step, int dim, const Pages& pages, int first, int done,
-                                int panels, float* out) {
-  for (; done + P <= panels; done += P) score_panels<Kv, R, P>(q, step, dim, pages, first + done, out + done * 16);
-  if constexpr (P > 1) score_tile_from<Kv, R, P / 2>(q, step, dim, pages, first, done, panels, out);
+VEC_INLINE void score_tile_from(const uint32_t* q, const float* step, int dim, const Order<Kv>& order, int done,
+                                float* out) {
+  for (; done + P <= order.num; done += P) score_panels<Kv, R, P>(q, step, dim, order, done, out + done * 16);
+  if constexpr (P > 1) score_tile_from<Kv, R, P / 2>(q, step, dim, order, done, out);
 }
 
 constexpr int panels_at_once(int rows) {
@@ -160,13 +213,11 @@ VEC_INLINE float softmax_row(float* s, typename Kv::Element* p, Seen seen, const
 }
 
 // out[r][16 * v ..] = out * factor[r] + sum over tokens [begin, end) of the tile of p[r] * V, for R rows and N vectors of
-// 16 dimensions from dimension `dim0`. p[r * kStride + word], in steps of step[r] where it is fixed point. `next`: blocks
-// whose keys are prefetched.
+// 16 dimensions from dimension `dim0`. p[r * kStride + word], in steps of step[r] where it is fixed point.
 template <class Kv, int R, int N>
 VEC_INLINE void add_values(const uint32_t* p, const float* factor, const float* step, int begin, int end,
-                           const Pages& pages, int first, int key_dim, int dim, int dim0, const int32_t* next,
-                           int num_next, float* out) {
-  constexpr int kLines = kBlock / Kv::kPer;  // lines of a block, per vector
+                           const Order<Kv>& order, int dim, int dim0, float* out) {
+  constexpr int kLines = Order<Kv>::kLines;  // of a block, per vector
   constexpr int kStride = kKvTile * (int)sizeof(typename Kv::Element) / 4;
   typename Kv::Sum acc[R][N];
 #pragma GCC unroll 12
@@ -177,17 +228,20 @@ VEC_INLINE void add_values(const uint32_t* p, const float* factor, const float* 
       else acc[r][v] = load(out + r * dim + dim0 + v * 16) * set1(factor[r]);
     }
   const int last = (end + Kv::kPer - 1) / Kv::kPer;
-  for (int l0 = begin / Kv::kPer; l0 < last; l0 += kLines) {
-    const int b = l0 / kLines, stop = least(kLines, last - l0);
-    const uint8_t* values[N];
+  for (int l0 = begin / Kv::kPer, block = 0; l0 < last; l0 += kLines, block++) {
+    const int stop = least(kLines, last - l0);
+    const uint8_t *panel = order.base + order.blocks[block] * order.stride + order.values + dim0 * 4, *values[N];
+    Lines ahead[N];
 #pragma GCC unroll 8
-    for (int v = 0; v < N; v++) values[v] = pages.block(first + b) + key_dim * (64 / Kv::kPer) + dim0 * 4 + v * 64;
-    const uint8_t* ahead = b < num_next ? pages.base + next[b] * pages.stride + dim0 * 4 : values[0];
+    for (int v = 0; v < N; v++) {
+      values[v] = panel + v * 64;
+      const int piece = order.num * order.keys + (dim0 / 16 + v) * order.num + block;
+      ahead[v] = order.beside(piece, {values[v], dim * 4});
+    }
     for (int l = 0; l < stop; l++) {
-      const int64_t at = (int64_t)l * dim * 4;
 #pragma GCC unroll 8
-      for (int v = 0; v < N; v++) prefetch_l2(ahead + at + v * 64);
-      dots<Kv, R, N, kStride>(acc, p + (l0 + l) * Kv::kWords, values, at);
+      for (int v = 0; v < N; v++) prefetch_ahead(ahead[v].at), ahead[v].at += ahead[v].step;
+      dots<Kv, R, N, kStride>(acc, p + (l0 + l) * Kv::kWords, values, (int64_t)l * dim * 4);
     }
   }
 #pragma GCC unroll 12
@@ -204,12 +258,9 @@ constexpr int vectors_at_once(int rows) { return kChains >= 4 * rows ? 4 : kChai
 
 template <class Kv, int R, int N>
 VEC_INLINE void add_all_values(const uint32_t* p, const float* factor, const float* step, int begin, int end,
-                               const Pages& pages, int first, int key_dim, int dim, int dim0, const int32_t* next,
-                               int num_next, float* out) {
-  for (; dim0 + N * 16 <= dim; dim0 += N * 16)
-    add_values<Kv, R, N>(p, factor, step, begin, end, pages, first, key_dim, dim, dim0, next, num_next, out);
-  if constexpr (N > 1)
-    add_all_values<Kv, R, N / 2>(p, factor, step, begin, end, pages, first, key_dim, dim, dim0, next, num_next, out);
+                               const Order<Kv>& order, int dim, int dim0, float* out) {
+  for (; dim0 + N * 16 <= dim; dim0 += N * 16) add_values<Kv, R, N>(p, factor, step, begin, end, order, dim, dim0, out);
+  if constexpr (N > 1) add_all_values<Kv, R, N / 2>(p, factor, step, begin, end, order, dim, dim0, out);
 }
 
 // Softmax state of a row: unnormalised output (`dim` floats elsewhere), maximum, sum. sum 0: has seen no token.
@@ -228,7 +279,7 @@ struct Rows {
   float* out;  // [row][value dimension]
 };
 
-// Rows [row0, row0 + R) and the tile that starts at token t. next: as in add_values.
+// Rows [row0, row0 + R) and the tile that starts at token t. next: blocks of the tile that comes next.
 template <class Kv, int R>
 __attribute__((noinline)) static void attend_tile(const AttnArgs& args, const Rows& rows, int row0, const Pages& pages,
                                                   int t, const int32_t* next, int num_next) {
@@ -245,8 +296,18 @@ __attribute__((noinline)) static void attend_tile(const AttnArgs& args, const Ro
   alignas(64) float scores[R * kKvTile];
   alignas(64) typename Kv::Element probs[R * kKvTile + 16];  // 16: GCC does not see that rows end at whole blocks
   float factor[R], step[R];
-  score_tile_from<Kv, R, panels_at_once(R)>(q, rows.step + row0, key_dim, pages, first, skip / kBlock,
-                                            (n + kBlock - 1) / kBlock, scores);
+  const int begin = skip / kBlock, pieces = key_dim / 16, panel_bytes = key_dim * (64 / Kv::kPer);
+  const Order<Kv> order{.base = pages.base,
+                        .stride = pages.stride,
+                        .values = panel_bytes,
+                        .blocks = pages.blocks + first + begin,
+                        .next = next,
+                        .num = (n + kBlock - 1) / kBlock - begin,
+                        .num_next = num_next,
+                        .keys = pieces,
+                        .dims = dim / 16,
+                        .ahead = pieces * most(panels_at_once(R), kAheadBytes / panel_bytes)};
+  score_tile_from<Kv, R, panels_at_once(R)>(q, rows.step + row0, key_dim, order, 0, scores + skip);
   for (int r = 0; r < R; r++) {
     const Seen seen{skip, n, most(0, from[r] - t), least(n, to[r] - t)};
     auto* p = probs + r * kKvTile;
@@ -261,8 +322,8 @@ __attribute__((noinline)) static void attend_tile(const AttnArgs& args, const Ro
       for (int i = skip; i < n; i += 16) Kv::put(p + i, zero());
     }
   }
-  add_all_values<Kv, R, vectors_at_once(R)>((const uint32_t*)probs, factor, step, skip, n, pages, first, key_dim, dim,
-                                            0, next, num_next, rows.out + row0 * dim);
+  add_all_values<Kv, R, vectors_at_once(R)>((const uint32_t*)probs, factor, step, skip, n, order, dim, 0,
+                                            rows.out + row0 * dim);
 }
 
 using AttendTile = void (*)(const AttnArgs&, const Rows&, int row0, const Pages&, int t, const int32_t* next,
