@@ -118,10 +118,14 @@ def test_generate_names_what_it_cannot_read(data: Path, stdin: str, flags: list[
 
 
 def test_streams_that_are_closed(data: Path) -> None:
-    command = f"{sys.executable} -m octavo.cli.main generate {data / 'arch' / 'llama'} "
-    for rest, code in (("Hello <&-", 0), ("Hello >&- 2>&-", 0), ("<&- >&- 2>&-", 2), ("Hello | true", 0)):
-        done = subprocess.run(command + rest, shell=True, cwd=ROOT, capture_output=True, timeout=SECONDS)
-        assert (done.returncode, b"Traceback" in done.stderr) == (code, False), (rest, done.stderr)
+    octavo, model = f"{sys.executable} -m octavo.cli.main", data / "arch" / "llama"
+    for command, code in (
+        (f"{octavo} generate {model} Hello <&-", 0),
+        (f"{octavo} generate {model} <&- >&- 2>&-", 2),
+        (f"(echo Hello; echo again) | {octavo} chat {model} | true; exit ${{PIPESTATUS[1]}}", 1),
+    ):
+        done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, timeout=SECONDS)
+        assert (done.returncode, done.stderr) == (code, b""), (command, done.stderr)
 
 
 def test_shell_completion_can_be_had() -> None:

@@ -61,6 +61,14 @@ WAYS: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
+def test_a_client_that_leaves_with_requests_behind_one_another(server: Server) -> None:
+    """What waits behind the first is never begun."""
+    behind = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+    with aborts(server, 1), server.asking(COMPLETIONS, ENDLESS) as connection:
+        connection.sendall(behind)
+        until(lambda: server.metric("octavo_requests_running") >= 1)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_client_that_leaves_ends_its_answer(server: Server, way: str) -> None:
     """While it is computed; and before the engine has heard of it, which then computes nothing."""

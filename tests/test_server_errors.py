@@ -235,6 +235,7 @@ def test_client_that_leaves_while_it_sends(data: Path) -> None:
 def test_no_such_route(server: Server) -> None:
     _refused(server.http.get("/v1/nothing"), 404, None)
     _refused(server.http.get(COMPLETIONS), 405, None)
+    assert server.http.put("/v1/files").headers["allow"] == "GET, HEAD, POST"
     _refused(server.http.get("/v1/models/other"), 404, "model")
     _refused(server.post(CHAT, {"messages": HELLO, "model": "other"}), 404, "model")
 

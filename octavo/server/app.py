@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from octavo import __version__
@@ -127,7 +128,9 @@ async def _not_routed(http: Request, error: Exception) -> Response:
     what = {404: f"there is no {http.url.path} here", 405: f"{http.url.path} does not take {http.method}"}
     refusal = ApiError(error.status_code, what.get(error.status_code, str(error.detail)))
     response = refusal.response(http.url.path)
-    response.headers.update(error.headers or {})
+    if error.status_code == 405:
+        found = (route for route in http.app.routes if route.matches(http.scope)[0] is not Match.NONE)
+        response.headers["allow"] = ", ".join(sorted({method for route in found for method in route.methods}))
     return response
 
 

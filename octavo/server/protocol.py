@@ -75,6 +75,8 @@ class Protocol(HttpToolsProtocol):
         self._in_head = False
         self._stop_waiting()
         super().on_headers_complete()
+        if len(self.pipeline) == 1:  # behind one request that waits the connection is still read, to see its end
+            self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
