@@ -45,7 +45,7 @@ async def running(model: Path, **options: Any) -> AsyncIterator[EngineClient]:
 
 
 async def collect(client: EngineClient, add: Add) -> list[Progress]:
-    return [p async for p in client.submit(add)]
+    return [p async for _, p in client.submit(add)]
 
 
 def tokens(progress: list[Progress], choice: int = 0) -> list[int]:
@@ -184,7 +184,7 @@ def test_one_choice_can_be_aborted(model: Path) -> None:
         async with running(model, max_model_len=CONTEXT) as client:
             params = SamplingParams(n=2, max_tokens=NUM_TOKENS, ignore_eos=True)
             ended: dict[int, FinishReason] = {}
-            async for p in client.submit(Add("r", [1, 2, 3], params, seed=0)):
+            async for _, p in client.submit(Add("r", [1, 2, 3], params, seed=0)):
                 if p.choice == 1 and p.index == 3:
                     client.abort("r", 1)
                 if ended and p.token_ids:  # the other one goes on
@@ -293,7 +293,7 @@ def test_nothing_grows(model: Path) -> None:
             stats = client.stats
             assert (stats.num_running, stats.num_waiting, stats.kv_slots_filled) == (0, 0, 0)
             await until_async(lambda: [open_files(pid) for pid in pids] == before)
-            assert len(client._streams) == len(client._leaving) == 0
+            assert len(client._readers) == len(client._leaving) == 0
 
     asyncio.run(main())
 

@@ -123,7 +123,7 @@ def test_a_process_leaves_its_blocks(tmp_path: Path, model: Path, end: str) -> N
         client = EngineClient.launch(config)
         await client.ready()
         await until_async(lambda: client.stats.disk_open)
-        assert [p async for p in client.submit(Add("a", prompt(1), PARAMS, 0))]
+        assert [p async for _, p in client.submit(Add("a", prompt(1), PARAMS, 0))]
         if end == "killed when idle":
             await until_async(lambda: len(files(tmp_path)) == NUM_BLOCKS)
             os.kill(client.process.pid, signal.SIGKILL)

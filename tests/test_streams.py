@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import shutil
+import weakref
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ import zmq
 
 from octavo.config import EngineConfig
 from octavo.engine.client import MAX_PENDING, MAX_PENDING_PER_CHOICE, EngineClient, SlowReader, Stream
-from octavo.engine.messages import Progress
+from octavo.engine.messages import Add, Progress
 from octavo.engine.supervisor import EngineProcess
-from octavo.request import FinishReason
+from octavo.request import FinishReason, SamplingParams
 from octavo.server.errors import ApiError
 from octavo.server.resume import MAX_BYTES, ResumableStream, ResumableStreams
 from tests.serving import Server
@@ -222,20 +223,23 @@ def test_a_reader_that_is_too_slow_is_told(data: Path) -> None:
         client = EngineClient(EngineProcess(EngineConfig(model=str(data / "arch" / "llama"))), context)
         client._loop = asyncio.get_running_loop()
         client._dead = client._loop.create_future()
-        stream = client._streams["a"] = Stream(client, "a", 2)
+        two = SamplingParams(n=2)
+        stream = Stream(client, [Add("a", [1], two, 0)])
+        client._readers["a"] = weakref.ref(stream), 0
         for i in range(MAX_PENDING + 2 * MAX_PENDING_PER_CHOICE):
-            stream._push(Progress("a", i % 2, i // 2, [5], [], 0))
-        assert (await anext(stream)).index == 0
-        stream._push(Progress("a", 0, 9999, [5], [], 0))
+            stream._push(0, Progress("a", i % 2, i // 2, [5], [], 0))
+        index, progress = await anext(stream)
+        assert index == progress.index == 0
+        stream._push(0, Progress("a", 0, 9999, [5], [], 0))
         assert client._leaving == {}
-        stream._push(Progress("a", 1, 9999, [5], [], 0))  # one too many: the request is given up
-        assert client._leaving == {"a": 2} and "a" not in client._streams
+        stream._push(0, Progress("a", 1, 9999, [5], [], 0))  # one too many: the request is given up
+        assert client._leaving == {"a": 2} and "a" not in client._readers
         with pytest.raises(SlowReader, match="so slowly that 4608 parts"):
             await anext(stream)
-        ending = client._streams["b"] = Stream(client, "b", 2)
+        ending = Stream(client, [Add("b", [1], two, 0)])
         for i in range(MAX_PENDING + 2 * MAX_PENDING_PER_CHOICE):
-            ending._push(Progress("b", 0, i, [5], [], 0))
-        ending._push(Progress("b", 0, 9999, [5], [], 0, FinishReason.LENGTH))
+            ending._push(0, Progress("b", 0, i, [5], [], 0))
+        ending._push(0, Progress("b", 0, 9999, [5], [], 0, FinishReason.LENGTH))
         assert client._leaving == {"a": 2, "b": 1}  # the end of the other choice is still to come
         context.destroy(linger=0)
 

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -50,6 +50,9 @@ MAX_PENDING = 4096
 MAX_PENDING_PER_CHOICE = 256
 """Progress that a stream keeps for a reader that is slow, half a kilobyte each: 2 MB, or minutes of one choice."""
 
+_NOBODY: tuple[Callable[[], None], int] = (lambda: None), 0
+"""Reads what comes of a request that was left."""
+
 LAST_EVENTS_MS = 50
 """What an engine sent before it ended has arrived in this process by then, but not in ZeroMQ's queue."""
 
@@ -89,7 +92,7 @@ class EngineClient:
         self._events = _bound(context, zmq.PULL, process.events)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
-        self._streams: weakref.WeakValueDictionary[str, Stream] = weakref.WeakValueDictionary()
+        self._readers: dict[str, tuple[weakref.ref[Stream], int]] = {}  # by the id of a request, with its index there
         self._asked: dict[int, asyncio.Future[Reply]] = {}  # by ticket
         self._tickets = itertools.count()
         self._leaving: dict[str, int] = {}  # aborted ids -> choices whose end the engine has not told yet
@@ -133,21 +136,24 @@ class EngineClient:
         """Until the engine has ended; how. After `ready` was called."""
         return await asyncio.shield(self._dead)
 
-    def submit(self, add: Add) -> Stream:
-        """Queue a request; iterate over the Progress of all of its choices.
+    def submit(self, *adds: Add) -> Stream:
+        """Queue requests; iterate over what all of their choices gain: (index of the request, Progress).
 
-        Raises ParameterError where it can never be served, EngineDead where no engine runs. Leaving the iteration
+        Raises ParameterError where one can never be served, EngineDead where no engine runs. Leaving the iteration
         early aborts what is left.
         """
         if self.bounds is None or self._dead.done():
             raise EngineDead(self._dead.result() if self.bounds else "the engine is not ready")
-        self.bounds.check(add)
-        if add.id in self._streams or add.id in self._leaving:
-            raise ValueError(f"request id {add.id} is in use")
-        stream = Stream(self, add.id, add.params.n)
-        self._streams[add.id] = stream
-        self._backlog.sent(add)
-        self._send(add)
+        for add in adds:
+            self.bounds.check(add)
+            if add.id in self._readers or add.id in self._leaving:
+                raise ValueError(f"request id {add.id} is in use")
+        stream = Stream(self, adds)
+        reader = weakref.ref(stream)
+        for index, add in enumerate(adds):
+            self._readers[add.id] = reader, index
+            self._backlog.sent(add)
+            self._send(add)
         return stream
 
     def check_backlog(self, add: Add) -> None:
@@ -156,7 +162,7 @@ class EngineClient:
 
     def abort(self, id: str, choice: int = -1) -> None:
         """End a request or one choice. Its last Progress has finish reason ABORT, unless it ended before."""
-        if id in self._streams:
+        if id in self._readers:
             self._send(Abort(id, choice))
 
     async def explain(self, id: str) -> list[Explanation]:
@@ -227,9 +233,10 @@ class EngineClient:
                 for progress in event.progress:
                     if progress.token_ids or progress.finish_reason is not None:
                         self._backlog.begun(progress.id)
-                    stream = self._streams.get(progress.id)
+                    reader, index = self._readers.get(progress.id, _NOBODY)
+                    stream = reader()
                     if stream is not None:
-                        stream._push(progress)
+                        stream._push(index, progress)
                     elif progress.finish_reason is not None:
                         self._leaving[progress.id] -= 1
                         if self._leaving[progress.id] == 0:
@@ -263,39 +270,43 @@ class EngineClient:
         self._dead.set_result(reason)
         if not self._ready.done():
             self._ready.set_exception(EngineError(reason))
-        for stream in list(self._streams.values()):
-            stream._fail(reason)
+        for reader in {reader for reader, _ in self._readers.values()}:
+            stream = reader()
+            if stream is not None:
+                stream._fail(reason)
         for reply in self._asked.values():
             if not reply.done():
                 reply.set_exception(EngineDead(reason))
 
     def _leave(self, id: str, num_open: int) -> None:
-        self._streams.pop(id, None)
+        self._readers.pop(id, None)
         if not self._closed and not self._dead.done():
             self._leaving[id] = num_open
             self._send(Abort(id))
 
 
-class Stream(AsyncIterator[Progress]):
-    """Progress of one request in order, until every choice has finished. One reader."""
+class Stream(AsyncIterator[tuple[int, Progress]]):
+    """Progress of requests in order of arrival, with the index of the request, until every choice of all has finished.
+    One reader."""
 
-    def __init__(self, client: EngineClient, id: str, num_choices: int) -> None:
-        self.id = id
+    def __init__(self, client: EngineClient, adds: Sequence[Add]) -> None:
         self._client = client
-        self._open = num_choices
-        self._items: deque[Progress] = deque()
-        self._most = MAX_PENDING + MAX_PENDING_PER_CHOICE * num_choices
+        self._open = {
+            add.id: add.params.n for add in adds
+        }  # choices that have not finished, of requests that have some
+        self._items: deque[tuple[int, Progress]] = deque()
+        self._most = MAX_PENDING + MAX_PENDING_PER_CHOICE * sum(self._open.values())
         self._slow = False
         self._waiter: asyncio.Future[None] | None = None
         self._reason: str | None = None
 
-    async def __anext__(self) -> Progress:
+    async def __anext__(self) -> tuple[int, Progress]:
         while not self._items:
             if self._slow:
                 raise SlowReader(f"the answer was read so slowly that {self._most} parts of it were waiting")
             if self._reason is not None:
                 raise EngineDead(self._reason)
-            if self._open == 0:
+            if not self._open:
                 raise StopAsyncIteration
             assert self._client._loop is not None
             self._waiter = self._client._loop.create_future()
@@ -311,20 +322,21 @@ class Stream(AsyncIterator[Progress]):
 
     def _leave(self) -> None:
         self._items.clear()
-        if self._open > 0 and self._reason is None:
-            num_open, self._open = self._open, 0
-            self._client._leave(self.id, num_open)
+        still_open, self._open = self._open, {}
+        if self._reason is None:
+            for id, num_open in still_open.items():
+                self._client._leave(id, num_open)
 
-    def _push(self, progress: Progress) -> None:
+    def _push(self, index: int, progress: Progress) -> None:
         if progress.finish_reason is not None:
-            self._open -= 1
-            if self._open == 0:
-                self._client._streams.pop(self.id, None)
+            self._open[progress.id] -= 1
+            if self._open[progress.id] == 0:
+                del self._open[progress.id], self._client._readers[progress.id]
         if len(self._items) >= self._most:
             self._slow = True
             self._leave()
             return
-        self._items.append(progress)
+        self._items.append((index, progress))
         self._wake()
 
     def _fail(self, reason: str) -> None:

@@ -96,7 +96,7 @@ class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
 Command = Add | Abort | Explain | Flush | LoadAdapter | UnloadAdapter | Shutdown
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True):
+class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one choice gained in one step."""
 
     id: str

@@ -41,6 +41,8 @@ class Answer:
             b'data: %b,"choices":[{"index":%d,' % (self._chunk_head, choice) for choice in range(generation.num_choices)
         ]
         self._end = b'}],"usage":null}\n\n' if self._include_usage else b"}]}\n\n"
+        self._goes_on = b',"finish_reason":null' + self._end
+        self._is_plain = not (self._return_token_ids or self._continuous_usage)
         self._begun = [False] * generation.num_choices
         self._started = time.monotonic()
 
@@ -56,6 +58,8 @@ class Answer:
         content = self._content(choice, delta, needed)
         if not content:
             return b""
+        if self._is_plain and self._begun[choice] and delta.finish_reason is None:  # as nearly all are
+            return b"".join((self._starts[choice], content, self._goes_on))
         parts = [self._starts[choice], content]
         if delta.finish_reason is None:
             parts.append(b',"finish_reason":null')

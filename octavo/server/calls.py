@@ -24,6 +24,9 @@ from octavo.server.tracing import Tracer
 
 LOG = logging.getLogger("octavo.requests")
 
+SEND_BODY = "octavo.send_body"
+"""Of a scope: what sends parts of a body, below all that looks at how a response starts."""
+
 OPEN_PATHS = ("/", "/health", DOCS)
 """Need no API key: liveness, which says nothing about anybody, and the page that asks for a key to read the rest."""
 
@@ -143,6 +146,7 @@ class Calls:
         given = headers.get(b"x-request-id", b"")
         id = given.decode() if _ID.fullmatch(given) else os.urandom(12).hex()
         traceparent = headers.get(b"traceparent", b"").decode("latin-1") or None
+        scope[SEND_BODY] = send
         call = scope["octavo.call"] = Call(id, Caller(), scope["path"], traceparent, self._log == "text")
 
         async def counted(message: Message) -> None:

@@ -38,7 +38,10 @@ class ChatAnswer(Answer):
         return {"prompt_logprobs": prompt_logprobs(self.generation.tokenizer, self._prompt_scores(0))}
 
     def _content(self, choice: int, delta: Delta, needed: bool) -> bytes:
-        told = self._told(self._messages[choice].push(delta))
+        news = self._messages[choice].push(delta)
+        if not (needed or news.reasoning or news.tool_calls):  # as most are
+            return b'"delta":{"content":%b},"logprobs":null' % _encode(news.content) if news.content else b""
+        told = self._told(news)
         if not (needed or told):
             return b""
         return b'"delta":%b,"logprobs":%b' % (

@@ -21,6 +21,7 @@ class CompletionAnswer(Answer):
     def __init__(self, generation: Generation, model: str, request: CompletionRequest) -> None:
         super().__init__(generation, model, request)
         self._echo = bool(request.echo)
+        self._scored = generation.params.logprobs is not None
         skip, as_ids = generation.params.skip_special_tokens, bool(request.return_tokens_as_token_ids)
         self._logprobs = [
             CompletionLogprobs(generation.tokenizer, skip, as_ids=as_ids) for _ in range(generation.num_choices)
@@ -29,6 +30,8 @@ class CompletionAnswer(Answer):
     def _content(self, choice: int, delta: Delta, needed: bool) -> bytes:
         if not (needed or delta.text):
             return b""
+        if self._begun[choice] and not self._scored:
+            return b'"text":%b,"logprobs":null' % _encode(delta.text)
         text = self._prompt_text(choice) + delta.text if not self._begun[choice] else delta.text
         logprobs = self._scores(choice, delta, first=not self._begun[choice])
         content = b'"text":%b,"logprobs":%b' % (_encode(text), _encode(logprobs))
@@ -55,7 +58,7 @@ class CompletionAnswer(Answer):
         return prompt.text if prompt.text is not None else self.generation.tokenizer.decode(prompt.token_ids)
 
     def _scores(self, choice: int, delta: Delta, first: bool) -> dict[str, Any] | None:
-        if self.generation.params.logprobs is None:
+        if not self._scored:
             return None
         if self._echo and first:
             scores = [*self._prompt_scores(choice), *delta.logprobs]

@@ -5,7 +5,6 @@ Choices are numbered as OpenAI numbers them: choice c of prompt p is p * n + c.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -25,10 +24,6 @@ from octavo.text.tokenizer import Tokenizer
 
 MAX_CHOICES = 2**14
 """Choices of one HTTP request: each takes 1.5 kB here before it has a token, so all of them 25 MB."""
-
-
-MAX_MERGED = 64
-"""Items of several streams that wait for their reader together; the rest waits in its own stream, which is bounded."""
 
 
 class Prompt(NamedTuple):
@@ -116,7 +111,7 @@ class Generation:
         self._live = live
         self._own_limits = own_limits
         self._tenant = terms.tenant
-        self._streams: list[Stream] = []
+        self._stream: Stream | None = None
         self.may_be_refused = params.structured is not None or (terms.ttft_seconds or terms.total_seconds) is not None
         """By the engine: then the status is known with the first delta only."""
 
@@ -129,11 +124,11 @@ class Generation:
 
     def begin(self) -> None:
         """Send the prompts to the engine. Raises ApiError, 429 where too many wait. By itself with the first delta."""
-        if self._streams:
+        if self._stream is not None:
             return
         try:
             self._client.check_backlog(self._adds[0])
-            self._streams = [self._client.submit(add) for add in self._adds]
+            self._stream = self._client.submit(*self._adds)
         except Overloaded as e:
             self._metrics.refused(e.bound)
             raise ApiError(429, str(e), code="overloaded", retry_after=e.retry_after) from None
@@ -171,62 +166,56 @@ class Generation:
     async def _arriving(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """(index in `outputs`, delta) as they come, of all candidates."""
         started = time.monotonic()
-        seen = [0.0] * len(self.outputs)
-        queued: dict[int, float] = {}  # by prompt, with the first token of its first choice
-        firsts: dict[int, float] = {}
+        call, metrics, outputs, width = self._call, self._metrics, self.outputs, self._asked.n
+        seen = [0.0] * len(outputs)
+        firsts: dict[
+            int, tuple[float, float]
+        ] = {}  # by prompt: what it waited, and the first token of its first choice
         reason = FinishReason.ABORT
-        num_open = len(self.outputs)
+        num_open = len(outputs)
         if self.id in self._live:
             raise bad_request(f"a request with the id {self.id} is being served", "request_id")
         self.begin()
+        assert self._stream is not None
         self._live[self.id] = self
-        self._metrics.begin(len(self.prompts), self._call.num_prompt_tokens)
+        metrics.begin(len(self.prompts), call.num_prompt_tokens)
         try:
-            async with aclosing(_merge(self._streams)) as steps:
-                async for p, progress in steps:
-                    choice = p * self._asked.n + progress.choice
-                    output = self.outputs[choice]
-                    if output.finish_reason is not None:
-                        continue
-                    if progress.choice == 0 and not seen[choice]:
-                        self.num_cached[p] = progress.num_cached
-                        self.num_computed[p] = progress.num_computed
-                        self.prompt_logprobs[p] = progress.prompt_logprobs
-                    if not progress.token_ids and progress.finish_reason is None:
-                        if progress.choice == 0:
-                            yield choice, _PROGRESS
-                        continue
-                    delta = output.push(progress)
-                    if self._call.outputs is not None:
-                        self._call.outputs[choice] += delta.text
-                    now = time.monotonic()
-                    self._call.num_output_tokens += len(delta.token_ids)
-                    if progress.choice == 0 and not seen[choice] and delta.token_ids:
-                        self._metrics.looked_up(
-                            len(self.prompts[p].token_ids), progress.num_cached - progress.num_disk, progress.num_disk
-                        )
-                        queued[p], firsts[p] = progress.queue_seconds, now
-                    if self._call.first_token is None and delta.token_ids:
-                        self._call.first_token, self._call.queue_seconds = now, progress.queue_seconds
-                    self._metrics.tokens(len(delta.token_ids), now - (seen[choice] or started), not seen[choice])
-                    seen[choice] = now
-                    if delta.finish_reason is FinishReason.TIMEOUT:
-                        raise self._timed_out(delta.error or "", progress.param or "")
-                    if progress.param is not None:
-                        raise bad_request(delta.error or "the request was refused by the engine", progress.param)
-                    if delta.finish_reason is FinishReason.ERROR or (
-                        delta.finish_reason is FinishReason.ABORT and not self._aborted
-                    ):
-                        raise ApiError(500, delta.error or "the request was aborted by the engine", code="engine_error")
-                    if delta.finish_reason is not None and progress.choice == 0 and p in firsts:
-                        waited = started + queued[p]
-                        self._metrics.phases(queued[p], max(0.0, firsts[p] - waited), now - firsts[p])
-                    num_open -= delta.finish_reason is not None
-                    if delta.finish_reason is not None and progress.finish_reason is None and num_open:  # a stop string
+            async for p, progress in self._stream:
+                choice = p * width + progress.choice
+                output = outputs[choice]
+                if output.finish_reason is not None:
+                    continue
+                before = seen[choice]
+                if not before and progress.choice == 0:
+                    self.num_cached[p] = progress.num_cached
+                    self.num_computed[p] = progress.num_computed
+                    self.prompt_logprobs[p] = progress.prompt_logprobs
+                if not progress.token_ids and progress.finish_reason is None:
+                    if progress.choice == 0:
+                        yield choice, _PROGRESS
+                    continue
+                delta = output.push(progress)
+                count = len(delta.token_ids)
+                seen[choice] = now = time.monotonic()
+                call.num_output_tokens += count
+                metrics.tokens(count, now - (before or started), not before)
+                if call.outputs is not None:
+                    call.outputs[choice] += delta.text
+                if not before and count:
+                    if progress.choice == 0:
+                        firsts[p] = progress.queue_seconds, now
+                    self._began(p, progress, now)
+                if delta.finish_reason is not None:
+                    self._check(progress, delta)
+                    if progress.choice == 0 and p in firsts:
+                        queued, first = firsts[p]
+                        metrics.phases(queued, max(0.0, first - started - queued), now - first)
+                    num_open -= 1
+                    if progress.finish_reason is None and num_open:  # a stop string
                         self._client.abort(self._adds[p].id, progress.choice)
-                    yield choice, delta
-                    if not num_open:  # not waiting for the engine, which may be in a long step
-                        break
+                yield choice, delta
+                if not num_open:  # not waiting for the engine, which may be in a long step
+                    break
             reason = FinishReason.STOP
         except SlowReader as e:
             raise ApiError(500, str(e), code="slow_reader") from None
@@ -239,12 +228,32 @@ class Generation:
             self._call.error = e.message
             raise
         finally:
+            await self._stream.aclose()
             del self._live[self.id]
             reasons = [output.finish_reason or reason for output in self.outputs]
             self._call.finish_reasons = [str(r) for r in reasons]
             self._call.num_cached_tokens = sum(self.num_cached)
             self._metrics.served(self._tenant, self._call.num_prompt_tokens + self._call.num_output_tokens)
             self._metrics.end(reasons, sum(self.num_cached), time.monotonic() - started)
+
+    def _began(self, p: int, progress: Progress, now: float) -> None:
+        """The first token of a choice of prompt `p` has come."""
+        if progress.choice == 0:
+            num_memory = progress.num_cached - progress.num_disk
+            self._metrics.looked_up(len(self.prompts[p].token_ids), num_memory, progress.num_disk)
+        if self._call.first_token is None:
+            self._call.first_token, self._call.queue_seconds = now, progress.queue_seconds
+
+    def _check(self, progress: Progress, delta: Delta) -> None:
+        """Raise ApiError where a choice ended by a fault."""
+        if delta.finish_reason is FinishReason.TIMEOUT:
+            raise self._timed_out(delta.error or "", progress.param or "")
+        if progress.param is not None:
+            raise bad_request(delta.error or "the request was refused by the engine", progress.param)
+        if delta.finish_reason is FinishReason.ERROR or (
+            delta.finish_reason is FinishReason.ABORT and not self._aborted
+        ):
+            raise ApiError(500, delta.error or "the request was aborted by the engine", code="engine_error")
 
     async def explain(self) -> None:
         """After the last delta: fetch the explanations. Raises ApiError."""
@@ -290,40 +299,3 @@ class Generation:
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": details,
         }
-
-
-async def _merge(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Progress], None]:
-    """Items of all streams with the stream's index, in order of arrival. Ends when all have ended."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for progress in only:
-                yield 0, progress
-        return
-    arrived: asyncio.Queue[tuple[int, Progress | Exception | None]] = asyncio.Queue(MAX_MERGED)
-
-    async def pump(index: int, stream: Stream) -> None:
-        try:
-            async for progress in stream:
-                await arrived.put((index, progress))
-        except Exception as e:
-            await arrived.put((index, e))
-        else:
-            await arrived.put((index, None))
-
-    pumps = [asyncio.create_task(pump(i, stream)) for i, stream in enumerate(streams)]
-    try:
-        num_open = len(streams)
-        while num_open:
-            index, item = await arrived.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                num_open -= 1
-            else:
-                yield index, item
-    finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-        for stream in streams:
-            await stream.aclose()

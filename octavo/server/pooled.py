@@ -93,22 +93,23 @@ class Pooled:
         import numpy as np  # a server that embeds nothing starts without
 
         metrics, call = self._service.metrics, self._call
-        streams = self._submit()
+        stream = self._submit()
         call.num_prompt_tokens = sum(len(add.prompt_ids) for add in self._adds)  # what is refused takes no quota
         metrics.begin(len(self._adds), call.num_prompt_tokens)
         started, reasons = time.monotonic(), [FinishReason.ABORT for _ in self._adds]
         try:
-            ended = []
-            for i, stream in enumerate(streams):
-                progress = await _last(stream)
-                reasons[i] = progress.finish_reason or FinishReason.ERROR
+            ended: dict[int, F64] = {}
+            async for i, progress in stream:
+                if progress.finish_reason is None:
+                    continue
+                reasons[i] = progress.finish_reason
                 self._check(progress)
                 self.num_cached += progress.num_cached
                 metrics.looked_up(
                     len(self._adds[i].prompt_ids), progress.num_cached - progress.num_disk, progress.num_disk
                 )
-                ended.append(np.frombuffer(progress.pooled, np.float64))
-            return ended
+                ended[i] = np.frombuffer(progress.pooled, np.float64)
+            return [ended[i] for i in range(len(self._adds))]
         except EngineDead as e:
             call.error = str(e)
             raise ApiError(500, str(e), code="engine_dead") from None
@@ -116,8 +117,7 @@ class Pooled:
             call.error = e.message
             raise
         finally:
-            for stream in streams:
-                await stream.aclose()
+            await stream.aclose()
             call.finish_reasons = [str(reason) for reason in reasons]
             call.num_cached_tokens = self.num_cached
             metrics.served(self._terms.tenant, call.num_prompt_tokens)
@@ -129,12 +129,12 @@ class Pooled:
         details = {"cached_tokens": self.num_cached}
         return {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "prompt_tokens_details": details}
 
-    def _submit(self) -> list[Stream]:
+    def _submit(self) -> Stream:
         """Raises ApiError, 429 where too many wait."""
         client = self._service.client
         try:
             client.check_backlog(self._adds[0])
-            return [client.submit(add) for add in self._adds]
+            return client.submit(*self._adds)
         except Overloaded as e:
             self._service.metrics.refused(e.bound)
             raise ApiError(429, str(e), code="overloaded", retry_after=e.retry_after) from None
@@ -148,13 +148,6 @@ class Pooled:
         if progress.finish_reason is FinishReason.TIMEOUT:
             raise ApiError(504, message, code="timeout")
         raise bad_request(message, progress.param) if progress.param else ApiError(500, message, code="engine_error")
-
-
-async def _last(stream: Stream) -> Progress:
-    progress = await anext(stream)
-    while progress.finish_reason is None:
-        progress = await anext(stream)
-    return progress
 
 
 def _add(

@@ -6,6 +6,7 @@ Imported after the engine process was launched, so that both start at the same t
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 import sys
@@ -32,6 +33,10 @@ from octavo.text.tokenizer import load_tokenizer
 
 GOODBYE_SECONDS = 1.0
 """For open streams to be told how they ended, once the drain is over or the engine has died."""
+GC_OBJECTS = 20_000
+"""New objects after which the garbage collector looks at them, which are few megabytes. A step with many streams makes some
+thousand, which live until they are sent: by default they would be looked at several times a step, and nearly all are no
+garbage or freed without it."""
 LOOK_SECONDS = 0.05
 """Between looks at the open requests, during the drain."""
 
@@ -97,6 +102,8 @@ async def _serve(
         service.metrics.startup({**phases, **ready.phases})
         start_batches(service)
         on_ready(ready)
+        gc.freeze()  # what is loaded stays: never walk over it again
+        gc.set_threshold(GC_OBJECTS)
 
     listening = asyncio.ensure_future(client.ready())  # from here on the engine is heard
     serving = asyncio.create_task(server.serve(sockets=[listener]))

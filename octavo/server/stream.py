@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from octavo.server.calls import SEND_BODY
 from octavo.server.errors import ApiError, json_response
 
 PING = b": ping\n\n"
@@ -41,12 +42,13 @@ class EventStream(Response):
         self._ping = ping
         self._waits = waits
         self._started = False
+        self._starting = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._waits:
             await self._start(send)
         try:
-            await _while_connected(receive, self._run(send))
+            await _while_connected(receive, self._run(send, scope[SEND_BODY]))
         except ApiError as e:
             if not self._started:
                 await e.response(scope["path"])(scope, receive, send)
@@ -54,36 +56,37 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": e.event(scope["path"]), "more_body": False})
 
     async def _start(self, send: Send) -> None:
-        self._started = True
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        """Once. Nothing else is sent before it was."""
+        async with self._starting:
+            if not self._started:
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                self._started = True
 
-    async def _run(self, send: Send) -> None:
-        last, sending = time.monotonic(), asyncio.Lock()
-
-        async def send_part(part: bytes) -> None:
-            nonlocal last
-            async with sending:
-                if not self._started:
-                    await self._start(send)
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-                last = time.monotonic()
+    async def _run(self, send: Send, send_body: Send) -> None:
+        """send: of the application, whose layers look at how a response starts. send_body: below them."""
+        last, sending = time.monotonic(), False
 
         async def ping() -> None:
             while True:
                 await asyncio.sleep(max(0.001, last + self._ping_seconds - time.monotonic()))
-                if time.monotonic() - last >= self._ping_seconds:
-                    await send_part(self._ping)
+                if not sending and time.monotonic() - last >= self._ping_seconds:
+                    await self._start(send)
+                    await send_body({"type": "http.response.body", "body": self._ping, "more_body": True})
 
         pinging = asyncio.create_task(ping()) if self._ping_seconds else None
         try:
             async with aclosing(self._events) as events:
                 async for event in events:
-                    await send_part(event)
+                    if not self._started:
+                        await self._start(send)
+                    sending = True
+                    await send_body({"type": "http.response.body", "body": event, "more_body": True})
+                    last, sending = time.monotonic(), False
         finally:
             if pinging is not None:
                 pinging.cancel()
                 await asyncio.gather(pinging, return_exceptions=True)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send_body({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class Whole(Protocol):

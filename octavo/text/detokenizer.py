@@ -19,18 +19,18 @@ class Detokenizer:
         keep: frozenset[int] = frozenset(),
     ) -> None:
         """keep: special tokens that are not skipped."""
-        self._tokenizer = tokenizer
+        self._piece = tokenizer.piece
         self._skip = tokenizer.special_ids - keep if skip_special_tokens else frozenset()
         self._first = not continues
         self._utf8 = IncrementalDecoder("replace")
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that these tokens complete; an unfinished character is held back. O(1) per token."""
-        data = bytearray()
+        data = b""
         for token_id in token_ids:
             if token_id in self._skip:
                 continue
-            piece = self._tokenizer.piece(token_id, self._first)
+            piece = self._piece(token_id, self._first)
             if piece is not None:
                 data += piece
                 self._first = False

@@ -65,7 +65,12 @@ class ChoiceOutput:
         """Raises nothing; after the end every push gives an empty Delta."""
         if self.finish_reason is not None:
             return Delta("", [], [], None, None)
-        delta = self._push(progress)
+        if progress.finish_reason is None and not self._longest_stop:  # as most are: nothing to look for
+            self.num_tokens += len(progress.token_ids)
+            text = self._detokenizer.push(progress.token_ids)
+            delta = Delta(text, progress.token_ids, progress.logprobs, None, None)
+        else:
+            delta = self._push(progress)
         if progress.logprob is not None:
             self.logprob = progress.logprob
         elif delta.logprobs:

@@ -62,7 +62,8 @@ class Tokenizer:
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._pieces = _Pieces(backend, frozenset(added))
+        self._pieces = _Pieces(backend, frozenset(added), first=False)
+        self._first_pieces = _Pieces(backend, frozenset(added), first=True)
         empty = backend.encode("").ids
         self._begins = _End("BOS", special.bos_id, special.add_bos, empty[:1])
         self._ends = _End("EOS", special.eos_id, special.add_eos, empty[-1:])
@@ -130,7 +131,7 @@ class Tokenizer:
 
     def piece(self, token_id: int, first: bool) -> bytes | None:
         """Bytes that a token adds to the text, `first` or after another; None outside of the vocabulary."""
-        return self._pieces.get(token_id, first)
+        return self._first_pieces[token_id] if first else self._pieces[token_id]
 
     def id_to_bytes(self, token_id: int) -> bytes:
         """Bytes of a token within text; empty outside of the vocabulary."""
@@ -216,31 +217,30 @@ class _End:
         return ids[1:] if ids[1:2] == self._ids and self.added else ids
 
 
-class _Pieces:
-    """Bytes of each token, taken from the decoder when first needed.
+class _Pieces(dict[int, bytes | None]):
+    """Bytes of each token, first in a text or not, taken from the decoder when first needed.
 
     Byte-level decoders are undone here, because a token may be part of a character. For the others the library decodes
     the token behind an anchor token whose text is cut off again: their decoders look at one token at a time, and treat
     only the first of a text differently.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, added: frozenset[int]) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, added: frozenset[int], *, first: bool) -> None:
+        super().__init__()
+        self._first = first
         self._backend = backend
         self._added = added
-        self._cache: dict[tuple[int, bool], bytes | None] = {}
         kinds = _decoder_kinds(backend)
         self._byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
         self._anchor = backend.encode("a", add_special_tokens=False).ids[-1:]
         self._anchor_text = backend.decode(self._anchor, skip_special_tokens=False)
 
-    def get(self, token_id: int, first: bool) -> bytes | None:
-        key = (token_id, first)
-        if key not in self._cache:
-            self._cache[key] = self._make(token_id, first)
-        return self._cache[key]
+    def __missing__(self, token_id: int) -> bytes | None:
+        piece = self[token_id] = self._make(token_id)
+        return piece
 
-    def _make(self, token_id: int, first: bool) -> bytes | None:
+    def _make(self, token_id: int) -> bytes | None:
         token = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
         if token is None:
             return None
@@ -250,7 +250,7 @@ class _Pieces:
             return bytes(_BYTES[char] for char in token)
         if self._byte_fallback and re.fullmatch("<0x[0-9A-F]{2}>", token):
             return bytes([int(token[3:5], 16)])
-        if first:
+        if self._first:
             return bytes(self._backend.decode([token_id], skip_special_tokens=False), "utf-8")
         text = self._backend.decode([*self._anchor, token_id], skip_special_tokens=False)
         return bytes(text[len(self._anchor_text) :], "utf-8")
