@@ -31,6 +31,7 @@ from tests.quantised_model import save_latent_experts, sorted_experts
 from tests.random_adapter import random_adapter
 from tests.random_blocks import MIXED, write_mixed
 from tests.random_model import WINDOWS, random_model, save
+from tests.waiting import SECONDS, until
 
 MAX_MODEL_LEN = 1400
 """Past two KV splits of 512 tokens; more than the tiny models were made for, which no bit depends on."""
@@ -254,6 +255,7 @@ def schedule(
     engine._program = Watched(engine._program, seen, readable=not (options.reuse or options.lora))  # type: ignore[assignment]
     if (tier := engine.loaded.tier) is not None:
         tier.rates.compute_seconds = lambda start, stop: 60.0  # the tiny models compute faster than any disk loads
+        until(lambda: engine.stats().disk_open)
     seen.threads.add(options.num_threads)
     count_forks(engine, seen)
     answers, aborted = Answers(), set()
@@ -278,7 +280,7 @@ def schedule(
     for add in adds:
         if add.params.use_beam_search and (told := engine.explain(add.id)):
             seen.preempted_beams += told[0].preemptions
-    engine.close()
+    engine.close(SECONDS)  # so that the next finds what this one has to keep
     assert options.share or stats.kv_tiles_saved == 0
     seen.shared_tiles += stats.kv_tiles_saved
     seen.preemptions += stats.preemptions
