@@ -11,12 +11,18 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from octavo.request import TokenLogprobs
-from octavo.server.errors import ApiError
+from octavo.server.errors import ApiError, bad_request
 from octavo.server.fields import GenerationRequest, StreamOptions
 from octavo.server.generation import Generation
+from octavo.server.logprobs import prompt_tokens
+from octavo.server.pace import Pace
 from octavo.text.output import Delta
+
+MAX_SCORES = 2**22
+"""Scores of tokens, alternatives included, that an answer keeps until it is whole: 62 bytes each, 260 MB."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -35,7 +41,11 @@ class Answer:
         self._include_usage = bool(options.include_usage)
         self._continuous_usage = bool(options.continuous_usage_stats)
         self._return_token_ids = bool(request.return_token_ids)
-        self.shows_prompt_scores = request.prompt_logprobs is not None
+        self._shows_prompt_scores = request.prompt_logprobs is not None
+        self.scores_prompts = generation.params.prompt_logprobs is not None
+        self._pace = Pace()
+        self._ready: set[int] = set()  # choices of which what they tell of their prompts is written
+        self._prompt_tokens: dict[int, list[Raw]] = {}  # prompt -> what is told of its tokens 1..
         self._chunk_head = _encode({**self._head, "object": self.chunk_object})[:-1]
         self._starts = [
             b'data: %b,"choices":[{"index":%d,' % (self._chunk_head, choice) for choice in range(generation.num_choices)
@@ -51,6 +61,21 @@ class Answer:
         if not self.request.return_sampling_params:
             return []
         return [self._bare({"sampling_params": sampling_values(self.generation)})]
+
+    async def ready(self, choice: int) -> None:
+        """Before the first chunk of a choice, where prompts are scored: write the scores of its prompt, in pieces between
+        which others have their turn."""
+        if choice not in self._ready:
+            self._ready.add(choice)
+            await self._write_prompt(choice)
+
+    async def _write_prompt(self, choice: int) -> None:
+        prompt = self.generation.prompt_of(choice)
+        if self._shows_prompt_scores and prompt not in self._prompt_tokens:
+            written: list[Raw] = []
+            async for piece in self._pace.pieces(self._prompt_scores(choice)):
+                written += prompt_tokens(self.generation.tokenizer, piece)
+            self._prompt_tokens[prompt] = written
 
     def chunk(self, choice: int, delta: Delta) -> bytes:
         """One event; empty where the delta has nothing to tell yet."""
@@ -100,15 +125,31 @@ class Answer:
     async def body(self) -> dict[str, Any]:
         """The whole answer, not streamed. Raises ApiError."""
         collected: list[list[Delta]] = [[] for _ in range(self.generation.num_choices)]
-        async for choice, delta in self.generation.deltas():
-            collected[choice].append(delta)
+        num_scores, width = 0, 1 + (self.generation.params.logprobs or 0)
+        async with aclosing(self.generation.deltas()) as arriving:
+            async for choice, delta in arriving:
+                num_scores += len(delta.logprobs) * width
+                if num_scores > MAX_SCORES:
+                    raise bad_request(
+                        f"the answer has more than {MAX_SCORES} scores, alternatives included: stream it, or ask for fewer",
+                        "logprobs",
+                    )
+                if self.scores_prompts:
+                    await self.ready(choice)
+                if delta.logprobs:
+                    async for piece in self._pace.pieces(delta.logprobs):
+                        self._note(choice, piece)
+                    delta = delta._replace(logprobs=[])
+                collected[choice].append(delta)
+                await self._pace.did(1)
         choices: list[dict[str, Any]] = []
         beside: dict[str, Any] = {}
         for choice, deltas in enumerate(collected):
+            await self._pace.did(len(deltas))
             whole = Delta(
                 "".join(d.text for d in deltas),
                 [token for d in deltas for token in d.token_ids],
-                [score for d in deltas for score in d.logprobs],
+                [],
                 deltas[-1].finish_reason,
                 deltas[-1].stop_reason,
             )
@@ -138,8 +179,12 @@ class Answer:
         """The JSON members that carry text and logprobs of a chunk; may be empty where it is not needed."""
         raise AssertionError("each API has its own")
 
+    def _note(self, choice: int, scores: list[TokenLogprobs]) -> None:
+        """Write scores of tokens for `_whole`."""
+        raise AssertionError("each API has its own")
+
     def _whole(self, choice: int, delta: Delta) -> dict[str, Any]:
-        """The same of a whole choice, as an object."""
+        """The same of a whole choice, as an object, with the scores that were noted."""
         raise AssertionError("each API has its own")
 
     def _finish_reason(self, choice: int, delta: Delta) -> str | None:
@@ -154,6 +199,10 @@ class Answer:
 
     def _prompt_ids(self, choice: int) -> list[int]:
         return self.generation.prompts[self.generation.prompt_of(choice)].token_ids
+
+    def _told_of_prompt(self, choice: int) -> list[Raw | None]:
+        """vLLM's form of its scores, which begins with nothing for the first token."""
+        return [None, *self._prompt_tokens[self.generation.prompt_of(choice)]]
 
     def _prompt_scores(self, choice: int) -> list[TokenLogprobs]:
         return self.generation.prompt_logprobs.get(self.generation.prompt_of(choice), [])
@@ -176,7 +225,10 @@ async def events(answer: Answer) -> AsyncGenerator[bytes, None]:
                     yield opening.pop(0)
                 if delta.is_progress:
                     yield answer.progress(answer.generation.prompt_of(choice))
-                elif event := answer.chunk(choice, delta):
+                    continue
+                if answer.scores_prompts:
+                    await answer.ready(choice)
+                if event := answer.chunk(choice, delta):
                     yield event
         for event in await answer.closing():
             yield event

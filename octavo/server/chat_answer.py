@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
+from octavo.request import TokenLogprobs
 from octavo.server.answer import Answer
 from octavo.server.chat_fields import ChatRequest
 from octavo.server.generation import Generation
-from octavo.server.logprobs import chat_logprobs, prompt_logprobs
+from octavo.server.logprobs import chat_tokens
 from octavo.text.assistant import MessageOutput
 from octavo.text.chat import ChatPrompt
 from octavo.text.message import AssistantMessage, MessageDelta, ToolCallDelta
@@ -26,6 +28,8 @@ class ChatAnswer(Answer):
         super().__init__(generation, model, request)
         self._shows_reasoning = request.include_reasoning is not False
         skip = generation.params.skip_special_tokens
+        self._as_ids = bool(request.return_tokens_as_token_ids)
+        self._tokens: list[list[Raw]] = [[] for _ in range(generation.num_choices)]  # noted
         self._messages = [MessageOutput(generation.tokenizer, prompt, skip) for _ in range(generation.num_choices)]
 
     def opening(self) -> list[bytes]:
@@ -33,9 +37,9 @@ class ChatAnswer(Answer):
         return [*super().opening(), *(start + role + self._end for start in self._starts)]
 
     def _first(self, choice: int) -> dict[str, Any]:
-        if choice or not self.shows_prompt_scores:
+        if choice or not self._shows_prompt_scores:
             return {}
-        return {"prompt_logprobs": prompt_logprobs(self.generation.tokenizer, self._prompt_scores(0))}
+        return {"prompt_logprobs": self._told_of_prompt(0)}
 
     def _content(self, choice: int, delta: Delta, needed: bool) -> bytes:
         news = self._messages[choice].push(delta)
@@ -46,8 +50,11 @@ class ChatAnswer(Answer):
             return b""
         return b'"delta":%b,"logprobs":%b' % (
             _encode(told),
-            _encode(self._scores(delta)) if delta.logprobs else b"null",
+            _encode(_scores(self._written(delta.logprobs))) if delta.logprobs else b"null",
         )
+
+    def _note(self, choice: int, scores: list[TokenLogprobs]) -> None:
+        self._tokens[choice] += self._written(scores)
 
     def _told(self, news: MessageDelta) -> dict[str, Any]:
         told: dict[str, Any] = {}
@@ -71,7 +78,8 @@ class ChatAnswer(Answer):
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in whole.tool_calls
             ]
-        return {"message": message, "logprobs": self._scores(delta)}
+        asked = self.generation.params.logprobs is not None
+        return {"message": message, "logprobs": _scores(self._tokens[choice]) if asked else None}
 
     def _finish_reason(self, choice: int, delta: Delta) -> str | None:
         return self._messages[choice].finish_reason(delta)
@@ -80,12 +88,12 @@ class ChatAnswer(Answer):
         reasoning = sum(message.num_reasoning_tokens for message in self._messages)
         return {**super()._usage(), "completion_tokens_details": {"reasoning_tokens": reasoning}}
 
-    def _scores(self, delta: Delta) -> dict[str, Any] | None:
-        if self.generation.params.logprobs is None:
-            return None
-        return chat_logprobs(
-            self.generation.tokenizer, delta.logprobs, as_ids=bool(self.request.return_tokens_as_token_ids)
-        )
+    def _written(self, scores: list[TokenLogprobs]) -> list[Raw]:
+        return chat_tokens(self.generation.tokenizer, scores, self._as_ids)
+
+
+def _scores(tokens: list[Raw]) -> dict[str, Any]:
+    return {"content": tokens, "refusal": None}
 
 
 def _call_parts(parts: tuple[ToolCallDelta, ...]) -> list[dict[str, Any]]:

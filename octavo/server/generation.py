@@ -6,7 +6,7 @@ Choices are numbered as OpenAI numbers them: choice c of prompt p is p * n + c.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -180,7 +180,8 @@ class Generation:
         self._live[self.id] = self
         metrics.begin(len(self.prompts), call.num_prompt_tokens)
         try:
-            async for p, progress in self._stream:
+            scored = self._asked.prompt_logprobs is not None
+            async for p, progress in _behind_scores(self._stream) if scored else self._stream:
                 choice = p * width + progress.choice
                 output = outputs[choice]
                 if output.finish_reason is not None:
@@ -299,3 +300,20 @@ class Generation:
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": details,
         }
+
+
+async def _behind_scores(
+    steps: AsyncIterator[tuple[int, Progress]],
+) -> AsyncGenerator[tuple[int, Progress], None]:
+    """Other choices of a prompt follow the first token of its choice 0, which brings the scores of the prompt."""
+    known: set[int] = set()
+    held: dict[int, list[Progress]] = {}
+    async for prompt, progress in steps:
+        if prompt not in known and progress.choice:
+            held.setdefault(prompt, []).append(progress)
+            continue
+        yield prompt, progress
+        if prompt not in known and (progress.token_ids or progress.finish_reason is not None):
+            known.add(prompt)
+            for other in held.pop(prompt, ()):
+                yield prompt, other

@@ -1,12 +1,20 @@
-"""Logprobs as OpenAI's two APIs and vLLM's prompt_logprobs write them."""
+"""Logprobs as OpenAI's two APIs and vLLM's prompt_logprobs write them.
+
+What is told of a token is encoded at once: it takes a tenth of the memory of the objects that it is made of.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Raw
 
 from octavo.request import TokenLogprobs
 from octavo.text.tokenizer import Tokenizer
+
+_encode = msgspec.json.Encoder().encode
 
 
 def token_text(tokenizer: Tokenizer, token: int, as_id: bool = False) -> str:
@@ -16,26 +24,42 @@ def token_text(tokenizer: Tokenizer, token: int, as_id: bool = False) -> str:
     return tokenizer.id_to_bytes(token).decode("utf-8", "replace")
 
 
-def chat_logprobs(tokenizer: Tokenizer, scores: Sequence[TokenLogprobs], as_ids: bool = False) -> dict[str, Any]:
-    """The `logprobs` object of a chat choice."""
-    return {
-        "content": [
-            {
-                **_chat_token(tokenizer, score.token_id, score.logprob, as_ids),
-                "top_logprobs": [
-                    _chat_token(tokenizer, token, logprob, as_ids)
-                    for token, logprob in zip(score.top_ids, score.top_logprobs, strict=True)
-                ],
-            }
-            for score in scores
-        ],
-        "refusal": None,
-    }
+def chat_tokens(tokenizer: Tokenizer, scores: Sequence[TokenLogprobs], as_ids: bool = False) -> list[Raw]:
+    """An object for each token, as chat has them."""
+    return [
+        Raw(
+            _encode(
+                {
+                    **_chat_token(tokenizer, score.token_id, score.logprob, as_ids),
+                    "top_logprobs": [
+                        _chat_token(tokenizer, token, logprob, as_ids)
+                        for token, logprob in zip(score.top_ids, score.top_logprobs, strict=True)
+                    ],
+                }
+            )
+        )
+        for score in scores
+    ]
 
 
 def _chat_token(tokenizer: Tokenizer, token: int, logprob: float, as_id: bool) -> dict[str, Any]:
     data = tokenizer.id_to_bytes(token)
     return {"token": token_text(tokenizer, token, as_id), "logprob": _finite(logprob), "bytes": list(data)}
+
+
+class CompletionTokens(NamedTuple):
+    """The members of the `logprobs` object of a completion choice, each with an entry for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[Raw | None]
+    text_offset: list[int]
+
+    def extend(self, more: CompletionTokens) -> None:
+        self.tokens.extend(more.tokens)
+        self.token_logprobs.extend(more.token_logprobs)
+        self.top_logprobs.extend(more.top_logprobs)
+        self.text_offset.extend(more.text_offset)
 
 
 class CompletionLogprobs:
@@ -47,12 +71,12 @@ class CompletionLogprobs:
         self._offset = 0
         self._as_ids = as_ids
 
-    def write(self, scores: Sequence[TokenLogprobs], prompt_start: int | None = None) -> dict[str, Any]:
+    def write(self, scores: Sequence[TokenLogprobs], prompt_start: int | None = None) -> CompletionTokens:
         """`prompt_start`: an unscored first prompt token that comes before `scores` (echo)."""
         ids = [score.token_id for score in scores]
         tokens: list[str] = []
         logprobs: list[float | None] = []
-        tops: list[dict[str, float] | None] = []
+        tops: list[Raw | None] = []
         if prompt_start is not None:
             ids.insert(0, prompt_start)
             tokens.append(self._text(prompt_start))
@@ -65,20 +89,20 @@ class CompletionLogprobs:
             for token, logprob in zip(score.top_ids, score.top_logprobs, strict=True):
                 top.setdefault(self._text(token), _finite(logprob))
             top.setdefault(tokens[-1], _finite(score.logprob))
-            tops.append(top)
+            tops.append(Raw(_encode(top)))
         offsets = []
         for token in ids:
             offsets.append(self._offset)
             self._offset += 0 if token in self._unseen else len(token_text(self._tokenizer, token))
-        return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+        return CompletionTokens(tokens, logprobs, tops, offsets)
 
     def _text(self, token: int) -> str:
         return token_text(self._tokenizer, token, self._as_ids)
 
 
-def prompt_logprobs(tokenizer: Tokenizer, scores: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
-    """vLLM's form: nothing for the first token, then id -> score of the token and of the best alternatives."""
-    positions: list[dict[str, Any] | None] = [None]
+def prompt_tokens(tokenizer: Tokenizer, scores: Sequence[TokenLogprobs]) -> list[Raw]:
+    """Of each token of a prompt but the first, in vLLM's form: id -> score of the token and of the best alternatives."""
+    positions = []
     for score in scores:
         entry = {
             str(token): {"logprob": _finite(logprob), "rank": rank, "decoded_token": token_text(tokenizer, token)}
@@ -86,7 +110,7 @@ def prompt_logprobs(tokenizer: Tokenizer, scores: Sequence[TokenLogprobs]) -> li
         }
         own = {"logprob": _finite(score.logprob), "rank": score.rank}
         entry[str(score.token_id)] = {**own, "decoded_token": token_text(tokenizer, score.token_id)}
-        positions.append(entry)
+        positions.append(Raw(_encode(entry)))
     return positions
 
 

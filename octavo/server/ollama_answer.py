@@ -15,7 +15,7 @@ from octavo.request import FinishReason
 from octavo.server.calls import Call
 from octavo.server.errors import OLLAMA, ApiError
 from octavo.server.generation import Generation
-from octavo.server.logprobs import chat_logprobs
+from octavo.server.logprobs import chat_tokens
 from octavo.server.ollama_fields import NAMES
 from octavo.text.assistant import MessageOutput
 from octavo.text.chat import ChatPrompt
@@ -59,7 +59,7 @@ class OllamaAnswer:
     async def body(self) -> dict[str, Any]:
         """The whole answer. Raises ApiError."""
         whole: dict[str, Any] = {}
-        scores: list[dict[str, Any]] = []
+        scores: list[msgspec.Raw] = []
         ending: dict[str, Any] = {}
         try:
             async with aclosing(self.generation.deltas()) as deltas:
@@ -107,7 +107,7 @@ class OllamaAnswer:
     def _scores(self, delta: Delta) -> dict[str, Any]:
         if not delta.logprobs:
             return {}
-        return {"logprobs": chat_logprobs(self.generation.tokenizer, delta.logprobs)["content"]}
+        return {"logprobs": chat_tokens(self.generation.tokenizer, delta.logprobs)}
 
     def _ending(self, reason: FinishReason) -> dict[str, Any]:
         """Durations are in nanoseconds. A prompt's begins when its computation does: waiting is in the total alone."""

@@ -256,6 +256,9 @@ parameters of a GET.
 
 * **Length.** An omitted `max_tokens` is 16 for completions and the rest of the context for chat. A prompt and an output
   that do not fit together are a 400 with the numbers; nothing is cut unless `truncate_prompt_tokens` asks for it.
+* **Size.** A body has 32 MiB at most, prompts and `n` make 16384 choices at most. What an answer gives of its prompts,
+  for each choice, has at most 524288 entries: token ids (`return_token_ids`, `echo`) and scores with their alternatives
+  (`prompt_logprobs`); the scores of an output that is not streamed have 4194304. Beyond it is a 400 that names the field.
 * **Sampling.** Order: allowed tokens and grammar, `logit_bias` and `bad_words`, the repetition, presence and frequency
   penalties, DRY, temperature, `top_n_sigma`, `top_k`, `min_p`, `typical_p`, `top_p`, XTC, one draw. `samplers` names
   another order, and then a value of a sampler that it leaves out is refused. `logprobs` are of the model's own

@@ -12,7 +12,7 @@ import msgspec
 from octavo.request import FinishReason, TokenLogprobs
 from octavo.server.errors import ApiError
 from octavo.server.generation import Generation
-from octavo.server.logprobs import chat_logprobs
+from octavo.server.logprobs import chat_tokens
 from octavo.server.responses_fields import ENCRYPTED, NAMES, ResponsesRequest
 from octavo.server.responses_output import Event, ResponseOutput, Scores
 from octavo.server.responses_store import StoredResponse
@@ -115,8 +115,7 @@ class ResponseAnswer:
         }
 
     def _scores(self, scores: list[TokenLogprobs]) -> Scores:
-        written: Scores = chat_logprobs(self.generation.tokenizer, scores)["content"]
-        return written
+        return chat_tokens(self.generation.tokenizer, scores)
 
     def _lifecycle(self, kind: str) -> bytes:
         body = self.stored.body

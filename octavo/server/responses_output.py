@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from octavo.request import FinishReason, TokenLogprobs
 from octavo.server.responses_input import encoded
 from octavo.text.assistant import MessageOutput
@@ -17,7 +19,7 @@ from octavo.text.output import Delta
 Event = dict[str, Any]
 """Without its sequence number, which counts those of the whole response."""
 
-Scores = list[dict[str, Any]]
+Scores = list[msgspec.Raw]
 
 
 class ResponseOutput:

@@ -40,6 +40,10 @@ CHARACTERS_PER_TOKEN = 128
 """Most characters of a text per token of the context, and MIN_TEXT at least. Tokenising takes a second and 120 MB per
 million characters, so that a text that can never fit is refused before."""
 
+MAX_REPEATED = 2**19
+"""Entries that an answer gives of its prompts, for each choice: token ids, and scores with their alternatives. 62 bytes
+each as JSON, 32 MB; what the engine tells of so many is read in 0.08 s."""
+
 
 @dataclass
 class Service:
@@ -112,6 +116,7 @@ class Service:
         if id in self.open:
             raise bad_request(f"a request with the request_id {request.request_id!r} is being served", "request_id")
         params = self._params(request, chat)
+        _check_repeated(prompts, request, params, 1 if chat is not None else params.n)
         seeds = [self.seed() if params.seed is None else params.seed for _ in prompts]
         return Generation(
             self.client, tokenizer, bounds, self.metrics, call, id, prompts, params, seeds, self.open, self._terms(request, call),
@@ -242,6 +247,25 @@ def _own_limits(request: GenerationRequest, config: ServerConfig) -> frozenset[s
         "total_seconds": (request.timeout, config.timeout_seconds),
     }
     return frozenset(name for name, (own, most) in limits.items() if own is not None and (most is None or own <= most))
+
+
+def _check_repeated(prompts: list[Prompt], request: GenerationRequest, params: SamplingParams, num_scored: int) -> None:
+    """num_scored: choices that tell the scores of their prompt. Raises ApiError where the answer would be too large."""
+    each = {
+        "prompt_logprobs": 0 if params.prompt_logprobs is None else (params.prompt_logprobs + 1) * num_scored,
+        "echo": params.n if getattr(request, "echo", None) else 0,
+        "return_token_ids": params.n if request.return_token_ids else 0,
+    }
+    num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    total = num_tokens * sum(each.values())
+    if total > MAX_REPEATED:
+        most = max(each, key=lambda name: each[name])
+        raise bad_request(
+            f"{num_tokens} prompt tokens with n {params.n} make {total} entries of the answer, scores and their "
+            f"alternatives included; {MAX_REPEATED} are given of the prompts of one request: "
+            f"ask for less by prompt_logprobs, echo, return_token_ids or n, or send the prompts one by one",
+            "logprobs" if most == "prompt_logprobs" and request.prompt_logprobs is None else most,
+        )  # fmt: skip
 
 
 def new_id(kind: str, wanted: str | None = None) -> str:
