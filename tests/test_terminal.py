@@ -8,11 +8,11 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -42,8 +42,12 @@ class Terminal:
         self._master, slave = pty.openpty()
         env = {**os.environ, "TERM": "xterm", "HOME": str(home), "PROMPT_TOOLKIT_NO_CPR": "1", **environment}
         command = [sys.executable, "-m", "octavo.cli.main", *map(str, arguments)]
-        # Of a session of its own, whose terminal this is: an interrupt is sent to nobody else, and to it.
-        self.process = subprocess.Popen(command, cwd=ROOT, env=env, preexec_fn=partial(os.login_tty, slave))
+
+        def at_a_terminal() -> None:
+            os.login_tty(slave)  # of a session of its own: an interrupt is sent to nobody else, and to it
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where the suite runs in a shell's background
+
+        self.process = subprocess.Popen(command, cwd=ROOT, env=env, preexec_fn=at_a_terminal)
         os.close(slave)
         self._raw = b""
         self._read = 0  # characters of `text` that were waited for
