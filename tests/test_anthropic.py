@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from itertools import pairwise
@@ -125,21 +124,6 @@ def test_stream_equals_whole(server: Server, client: anthropic.Anthropic, fields
     )
     assert whole.usage.input_tokens == counted.input_tokens > 0
     assert (whole.usage.cache_read_input_tokens, whole.usage.cache_creation_input_tokens) == (0, 0)
-
-
-def test_async_client(server: Server) -> None:
-    async def go() -> None:
-        async with anthropic.AsyncAnthropic(base_url=server.url, api_key="secret", max_retries=0) as client:
-            arguments = sdk(body(tools=[WEATHER], tool_choice=ANY))
-            whole = await client.messages.create(**arguments)
-            async with client.messages.stream(**arguments) as streamed:
-                assert comparable(await streamed.get_final_message()) == comparable(whole)
-            texts = [event async for event in await client.messages.create(**sdk(body()), stream=True)]
-            assert texts[0].type == "message_start" and texts[-1].type == "message_stop"
-            counted = await client.messages.count_tokens(**count(tools=[WEATHER], tool_choice=ANY))
-            assert counted.input_tokens == whole.usage.input_tokens
-
-    asyncio.run(go())
 
 
 def test_events_come_in_order(server: Server) -> None:

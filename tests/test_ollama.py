@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -126,23 +125,6 @@ def test_the_client_chats(client: ollama.Client) -> None:
     assert text == whole.message.content
     generated = client.generate("tiny:latest", "Hi", options={"seed": 2, "num_predict": 30})
     assert generated.response == text  # the same template, one message
-
-
-def test_async_client(server: Server) -> None:
-    async def both() -> tuple[str, str]:
-        options = {"seed": 4, "num_predict": 20}
-        async with ollama.AsyncClient(host=server.url) as client:
-            return await told_twice(client, options)
-
-    async def told_twice(client: ollama.AsyncClient, options: dict[str, int]) -> tuple[str, str]:
-        whole = await client.chat("tiny", HELLO, options=options)
-        parts = [
-            part.message.content or "" async for part in await client.chat("tiny", HELLO, options=options, stream=True)
-        ]
-        return whole.message.content or "", "".join(parts)
-
-    whole, streamed = asyncio.run(both())
-    assert whole == streamed != ""
 
 
 def test_formats(client: ollama.Client) -> None:

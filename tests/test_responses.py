@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -202,20 +201,6 @@ def test_parsed_output(client: openai.OpenAI) -> None:
         model="tiny", input="Hi", text_format=Answer, extra_body={"seed": 2, "thinking_token_budget": 5}
     )
     assert parsed.output_parsed == Answer(colour=parsed.output_parsed.colour)  # type: ignore[union-attr]
-
-
-def test_async_client(server: Server) -> None:
-    async def both() -> tuple[str, str]:
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-            fields: dict[str, Any] = {"model": "tiny", "input": "Hi", "max_output_tokens": 20, "temperature": 0}
-            whole = await client.responses.create(**fields)
-            text = ""
-            async for event in await client.responses.create(**fields, stream=True):
-                text += event.delta if event.type == "response.output_text.delta" else ""
-            return whole.output_text, text
-
-    whole, streamed = asyncio.run(both())
-    assert whole == streamed != ""
 
 
 def test_tool_round_trip(client: openai.OpenAI) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import closing
@@ -286,15 +285,6 @@ def test_a_round_with_the_openai_client(demo_server: Server) -> None:
         assert "".join(part.arguments_delta for part in parts) == streamed.message.tool_calls[0].function.arguments  # type: ignore[index]
         assert len(parts) > 3
         check_round(streamed.message, streamed.finish_reason)
-
-
-def test_a_round_with_the_async_client(demo_server: Server) -> None:
-    async def go() -> None:
-        async with openai.AsyncOpenAI(base_url=f"{demo_server.url}/v1", api_key="none", max_retries=0) as client:
-            choice = (await client.chat.completions.create(**TOOL)).choices[0]
-            check_round(choice.message, choice.finish_reason)
-
-    asyncio.run(go())
 
 
 def test_a_round_with_the_ollama_client(demo_server: Server) -> None:
