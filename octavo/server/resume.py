@@ -122,7 +122,7 @@ class ResumableStreams:
         """Raises ApiError 404, also where it is another caller's."""
         stream = self._streams.get((caller, id))
         if stream is None:
-            raise ApiError(404, f"there is no resumable stream {id!r:.100}", code="stream_not_found")
+            raise ApiError(404, f"there is no resumable stream {id!r:.100}", param="id", code="stream_not_found")
         return stream
 
     async def _forget(self, caller: str, id: str) -> None:
