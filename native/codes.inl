@@ -129,13 +129,13 @@ template <Format F> VEC_INLINE i32v prepared(i32v quad) {
   if constexpr (kZeros<F> || kZero<F> == 0) return quad;
   else return (i32v)((bytes)quad - (uint8_t)kZero<F>);
 }
-template <Format F> VEC_INLINE f32v value_of(i32v quad, int i, const Numbers<F>& n) {
+template <Format F> VEC_INLINE f32v value_of(i32v quad, int i, i32v zero) {
   if constexpr (F == F8) {
     return e4m3(quad, i);
   } else if constexpr (kZeros<F> || kZero<F> == 0) {
     i32v byte = (i32v)((u32v)quad >> (8 * i));
     if (i < 3) byte &= 255;
-    return part_to_f32(kZeros<F> ? byte - n.zero : byte);
+    return part_to_f32(kZeros<F> ? byte - zero : byte);
   } else {
     return part_to_f32((i32v)((u32v)quad << (24 - 8 * i)) >> 24);
   }
@@ -154,7 +154,7 @@ template <Format F> static void decode_group(const uint8_t* panel, int group, fl
       const i32v quad = prepared<F>(quad_of<F>(unit, group % kGroups<F>, column, j));
       const int run = kRuns<F> * j / 8;
       GEMM_UNROLL for (int i = 0; i < 4; i++) {
-        f32v w = value_of<F>(quad, i, n);
+        f32v w = value_of<F>(quad, i, n.zero);
         if constexpr (F == F8)
           w = n.scale[0] * (f32v)((i32v)w | any_bit7(e4m3_nan((i32v)((u32v)quad >> (8 * i) & 255))));
         else w = fma(n.scale[run], w, n.minimum[run]);

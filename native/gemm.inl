@@ -3,7 +3,6 @@
 namespace octavo::VEC_NS {
 
 #define GEMM_TILE __attribute__((noinline, noclone))  // registers are allocated for the tile alone
-constexpr int kPrefetch = 8192;  // bytes ahead in the weight stream; 4 to 8 KB measured best from DRAM
 
 VEC_INLINE const uint8_t* task_data(const Weight& w, int task) {
   return w.data + task * (kTaskCols / panel_cols(w.format)) * w.panel_bytes;
@@ -114,10 +113,7 @@ GEMM_TILE static void tile_rows(const uint8_t* w, size_t panel_bytes, const Acti
     const int group = g % kGroups<F>;
     const uint8_t* unit = unit_of<F>(w, g);
     const int64_t at = g * x.stride + row;
-    if (fetch)
-      for (int p = 0; p < kPanels; p++)
-        for (int i = 0; i < kGroupBytes; i += 64)
-          prefetch(unit + p * panel_bytes + kPrefetch / kPanels + group * kGroupBytes + i);
+    if (fetch) fetch_ahead<kPanels>(w, panel_bytes, unit - w + group * kGroupBytes, kGroupBytes);
     if constexpr (kTurned)
       for (int r = 0; r < n; r++) turned[r].put({x, at + r});
     for (int c = 0; c < kPanels * 16; c += kLanes) {
@@ -141,63 +137,78 @@ GEMM_TILE static void tile_rows(const uint8_t* w, size_t panel_bytes, const Acti
 
 template <int MR> constexpr int kVectors = MR <= kMaxRowsWide ? 2 : 1;
 
+// What a line of 32 columns holds, and how it meets the activations: kDepth K, 16 columns as a Part
+struct F32Lines {
+  using X = float;
+  using Part = f32x16;
+  static constexpr int kBytes = 128, kDepth = 1, kMostRows = kMaxRowsFloat;  // of a tile
+  static VEC_INLINE Part part(const uint8_t* p) { return load((const float*)p); }
+  static VEC_INLINE void add(f32x16& sum, Part w, const X* x) { add_product(sum, w, set1(*x)); }
+};
+struct F16Lines : F32Lines {
+  static constexpr int kBytes = 64;
+  static VEC_INLINE Part part(const uint8_t* p) { return load_f16((const uint16_t*)p); }
+};
+struct Bf16Lines {  // K pairs
+  using X = uint16_t;
+  using Part = i32x16;
+  static constexpr int kBytes = 128, kDepth = 2, kMostRows = kBf16Dots ? kMaxRowsFloat : kMaxRows;
+  static VEC_INLINE Part part(const uint8_t* p) { return load_line(p); }
+  static VEC_INLINE void add(f32x16& sum, Part w, const X* x) {
+    uint32_t pair;
+    memcpy(&pair, x, sizeof pair);
+    sum = dot2_bf16(sum, w, pair);
+  }
+};
+
 // Row r of a tile is reached from every third row by one of three offsets, so that few registers address all rows.
 template <class T> VEC_INLINE const T* row_of(const T* const* base, int64_t ld, int r) {
   return base[r / 3] + ld * (r % 3);
 }
 
-// y += x[MR][2 * pairs] * w[pairs][32][2]
-template <int MR>
-GEMM_TILE static void tile_bf16(const uint8_t* w, int pairs, const uint16_t* x, int64_t ld, float* y, bool fetch) {
-  constexpr int V = kVectors<MR>;
-  const uint16_t* base[(MR + 2) / 3];
+// sums += x[MR][..] times 16 V columns of some lines
+template <class Lines, int MR, int V>
+VEC_INLINE void add_lines(f32x16 (&sums)[MR][V], const uint8_t* w, int lines, const typename Lines::X* x, int64_t ld,
+                          bool fetch) {
+  constexpr int kPart = Lines::kBytes / 2;
+  const typename Lines::X* base[(MR + 2) / 3];
   GEMM_UNROLL for (int i = 0; i < (MR + 2) / 3; i++) base[i] = x + 3 * i * ld;
-  for (int c = 0; c < 2; c += V) {
-    f32x16 acc[MR][V];
-    GEMM_UNROLL for (int r = 0; r < MR; r++) GEMM_UNROLL for (int v = 0; v < V; v++) acc[r][v] =
-        load(y + r * 32 + (c + v) * 16);
-    const uint8_t* line = w + c * 64;
-    for (int p = 0; p < pairs; p++, line += 128) {
-      if (fetch) GEMM_UNROLL for (int v = 0; v < V; v++) prefetch(line + kPrefetch + v * 64);
-      i32x16 b[V];
-      GEMM_UNROLL for (int v = 0; v < V; v++) b[v] = load_line(line + v * 64);
-      GEMM_UNROLL for (int r = 0; r < MR; r++) {
-        uint32_t pair;
-        memcpy(&pair, row_of(base, ld, r) + 2 * p, 4);
-        GEMM_UNROLL for (int v = 0; v < V; v++) acc[r][v] = dot2_bf16(acc[r][v], b[v], pair);
-      }
-    }
+  for (int i = 0; i < lines; i++, w += Lines::kBytes) {
+    if (fetch) GEMM_UNROLL for (int j = 0; j < V * kPart; j += 64) prefetch(w + kPrefetch + j);
+    typename Lines::Part b[V];
+    GEMM_UNROLL for (int v = 0; v < V; v++) b[v] = Lines::part(w + v * kPart);
     GEMM_UNROLL for (int r = 0; r < MR; r++) GEMM_UNROLL for (int v = 0; v < V; v++)
-        store(y + r * 32 + (c + v) * 16, acc[r][v]);
+        Lines::add(sums[r][v], b[v], row_of(base, ld, r) + i * Lines::kDepth);
   }
 }
 
-// y += x[MR][k] * w[k][32], F32 or F16
-template <Format F, int MR>
-GEMM_TILE static void tile_f32(const uint8_t* w, int k, const float* x, int64_t ld, float* y, bool fetch) {
-  constexpr int V = kVectors<MR>, kBytes = F == Format::F16 ? 2 : 4;
-  const float* base[(MR + 2) / 3];
-  GEMM_UNROLL for (int i = 0; i < (MR + 2) / 3; i++) base[i] = x + 3 * i * ld;
+// y[r * 32 ..] += x[MR][..] times some lines
+template <class Lines, int MR>
+GEMM_TILE static void tile_lines(const uint8_t* w, int lines, const typename Lines::X* x, int64_t ld, float* y,
+                                 bool fetch) {
+  constexpr int V = kVectors<MR>;
   for (int c = 0; c < 2; c += V) {
-    f32x16 acc[MR][V];
-    GEMM_UNROLL for (int r = 0; r < MR; r++) GEMM_UNROLL for (int v = 0; v < V; v++) acc[r][v] =
+    f32x16 sums[MR][V];
+    GEMM_UNROLL for (int r = 0; r < MR; r++) GEMM_UNROLL for (int v = 0; v < V; v++) sums[r][v] =
         load(y + r * 32 + (c + v) * 16);
-    const uint8_t* line = w + c * 16 * kBytes;
-    for (int i = 0; i < k; i++, line += 32 * kBytes) {
-      if (fetch) GEMM_UNROLL for (int j = 0; j < V * 16 * kBytes; j += 64) prefetch(line + kPrefetch + j);
-      f32x16 b[V];
-      GEMM_UNROLL for (int v = 0; v < V; v++) {
-        if constexpr (F == Format::F16) b[v] = load_f16((const uint16_t*)line + v * 16);
-        else b[v] = load((const float*)line + v * 16);
-      }
-      GEMM_UNROLL for (int r = 0; r < MR; r++) {
-        const f32x16 a = set1(row_of(base, ld, r)[i]);
-        GEMM_UNROLL for (int v = 0; v < V; v++) acc[r][v] = fma(a, b[v], acc[r][v]);
-      }
-    }
+    add_lines<Lines>(sums, w + c * Lines::kBytes / 2, lines, x, ld, fetch);
     GEMM_UNROLL for (int r = 0; r < MR; r++) GEMM_UNROLL for (int v = 0; v < V; v++)
-        store(y + r * 32 + (c + v) * 16, acc[r][v]);
+        store(y + r * 32 + (c + v) * 16, sums[r][v]);
   }
+}
+
+// Calls add(r, rows) for n rows in tiles of nearly the same size.
+template <class Lines, class Add> VEC_INLINE void for_tiles(int n, Add add) {
+  for (int r = 0, rows, tiles = (n + Lines::kMostRows - 1) / Lines::kMostRows; tiles; r += rows, tiles--)
+    add(r, rows = (n - r + tiles - 1) / tiles);
+}
+
+template <class Lines, int MR = Lines::kMostRows>
+VEC_INLINE void add_tile(const uint8_t* w, int lines, const typename Lines::X* x, int64_t ld, int n, float* y,
+                         bool fetch) {
+  if constexpr (MR > 1)
+    if (n < MR) return add_tile<Lines, MR - 1>(w, lines, x, ld, n, y, fetch);
+  tile_lines<Lines, MR>(w, lines, x, ld, y, fetch);
 }
 
 // ---------------------------------------------------------------- products: y[n][32] = rows [row, row + n) of one task
@@ -227,47 +238,24 @@ VEC_INLINE void clear(float* y, int n) {
   for (int i = 0; i < 2 * n; i++) store(y + 16 * i, zero());
 }
 
-template <int MR = kMaxRowsFloat>
-VEC_INLINE void add_bf16(const uint8_t* w, int pairs, const uint16_t* x, int64_t ld, int n, float* y, bool fetch) {
-  if constexpr (MR > 1)
-    if (n < MR) return add_bf16<MR - 1>(w, pairs, x, ld, n, y, fetch);
-  tile_bf16<MR>(w, pairs, x, ld, y, fetch);
-}
-
-template <Format F, int MR = kMaxRowsFloat>
-VEC_INLINE void add_f32(const uint8_t* w, int k, const float* x, int64_t ld, int n, float* y, bool fetch) {
-  if constexpr (MR > 1)
-    if (n < MR) return add_f32<F, MR - 1>(w, k, x, ld, n, y, fetch);
-  tile_f32<F, MR>(w, k, x, ld, y, fetch);
-}
-
-// Calls add(k, depth, r, rows) for all tiles of n rows of a product over K = [0, k), kFloatDepth at a time.
-template <class Add> VEC_INLINE void for_tiles(int k, int n, Add add) {
-  for (int k0 = 0; k0 < k; k0 += kFloatDepth)
-    for (int r = 0; r < n; r += kMaxRowsFloat)
-      add(k0, k - k0 < kFloatDepth ? k - k0 : kFloatDepth, r, n - r < kMaxRowsFloat ? n - r : kMaxRowsFloat);
-}
-
-struct ProductBf16 {
-  static constexpr int kRows = kRowsFloat;
-  static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
-    const uint8_t* data = task_data(w, task);
-    clear(y, n);
-    for_tiles(w.k_pad, n, [&](int k, int depth, int r, int rows) __attribute__((always_inline)) {
-      add_bf16(data + k * 64, depth / 2, x.h + (row + r) * x.ld + k, x.ld, rows, y + r * 32, row + r == 0);
+// y[n][32] += rows of x from `row` on times the task's lines over K = [0, k), kFloatDepth at a time
+template <class Lines>
+VEC_INLINE void add_rows_of(const uint8_t* task, int k, const typename Lines::X* x, int64_t ld, int row, int n,
+                            float* y) {
+  for (int k0 = 0; k0 < k; k0 += kFloatDepth) {
+    const int depth = k - k0 < kFloatDepth ? k - k0 : kFloatDepth;
+    const uint8_t* lines = task + k0 / Lines::kDepth * Lines::kBytes;
+    for_tiles<Lines>(n, [&](int r, int rows) __attribute__((always_inline)) {
+      add_tile<Lines>(lines, depth / Lines::kDepth, x + (row + r) * ld + k0, ld, rows, y + r * 32, row + r == 0);
     });
   }
-};
+}
 
-template <Format F> struct ProductF32 {
+template <class Lines> struct ProductF32 {
   static constexpr int kRows = kRowsFloat;
   static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
-    const uint8_t* data = task_data(w, task);
     clear(y, n);
-    for_tiles(w.k, n, [&](int k, int depth, int r, int rows) __attribute__((always_inline)) {
-      add_f32<F>(data + k * (unit_bytes(F) / 64), depth, x.f + (row + r) * x.ld + k, x.ld, rows, y + r * 32,
-                 row + r == 0);
-    });
+    add_rows_of<Lines>(task_data(w, task), w.k, x.f, x.ld, row, n, y);
   }
 };
 
@@ -276,18 +264,28 @@ template <Format F, Act A> struct ProductDecoded {
   static constexpr int kRows = 48, kDepth = 64;  // 8 KB of weights, 12 KB of activations, 6 KB of results
   static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
     alignas(64) float wf[kDepth * 32], xf[A == Act::F32 ? 1 : kRows * kDepth];
+    const int depth = F == Format::BF16 && A == Act::BF16 ? w.k_pad : w.k;
     clear(y, n);
-    for (int k0 = 0; k0 < w.k; k0 += kDepth) {
-      decode_unit<F>(task_data(w, task), w.panel_bytes, k0 / 64, wf);
+    for (int k0 = 0; k0 < depth; k0 += kDepth) {
+      decode_unit<F>(task_data(w, task), w.panel_bytes, k0 / 64, wf, row == 0);
       const float* xp = x.f + row * x.ld + k0;
       int64_t ld = x.ld;
       if constexpr (A != Act::F32) decode_rows<A>(x, row, n, k0, xf), xp = xf, ld = kDepth;
-      const int k = w.k - k0 < kDepth ? w.k - k0 : kDepth;
-      for (int r = 0; r < n; r += kMaxRowsFloat) {
-        const int rows = n - r < kMaxRowsFloat ? n - r : kMaxRowsFloat;
-        add_f32<Format::F32>((const uint8_t*)wf, k, xp + r * ld, ld, rows, y + r * 32, false);
-      }
+      const int k = depth - k0 < kDepth ? depth - k0 : kDepth;
+      for_tiles<F32Lines>(n, [&](int r, int rows) __attribute__((always_inline)) {
+        add_tile<F32Lines>((const uint8_t*)wf, k, xp + r * ld, ld, rows, y + r * 32, false);
+      });
     }
+  }
+};
+
+// With an instruction for pairs as they are; without, what is decoded has to serve some rows.
+struct ProductBf16 {
+  static constexpr int kRows = kRowsFloat;
+  static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
+    if (!kBf16Dots && n >= 12) return ProductDecoded<Format::BF16, Act::BF16>::run(w, x, task, row, n, y);
+    clear(y, n);
+    add_rows_of<Bf16Lines>(task_data(w, task), w.k_pad, x.h, x.ld, row, n, y);
   }
 };
 

@@ -1,10 +1,15 @@
 // Codes x BF16 activations, exact in both operands: a group of 32 K is decoded in L1 to numbers that bf16 holds exactly
-// (integers less their zero point, e4m3), multiplied by bf16 dots, and its float32 sums are scaled once, those of each
-// half where the format has a scale for 16 K. Included after gemm.inl.
+// (integers less their zero point, e4m3), multiplied by bf16 dots, or as float32 where a level has none, and its float32
+// sums are scaled once, those of each half where the format has a scale for 16 K. Included after gemm.inl.
 namespace octavo::VEC_NS {
 
-struct DecodedGroup {                      // 32 K x 32 columns
-  alignas(64) uint8_t lines[2 * 16 * 64];  // [K pair][32 columns][2] bf16
+template <bool kPairs> struct GroupLinesOf : F32Lines {};
+template <> struct GroupLinesOf<true> : Bf16Lines {};
+using GroupLines = GroupLinesOf<kBf16Dots>;
+constexpr int kLinesOfGroup = 32 / GroupLines::kDepth;
+
+struct DecodedGroup {  // 32 K x 32 columns
+  alignas(64) uint8_t lines[kLinesOfGroup * GroupLines::kBytes];
   alignas(64) float scale[2][32], minimum[2][32];
 };
 
@@ -35,7 +40,7 @@ template <Format F> VEC_INLINE Numbers<F> numbers_of_group(const uint8_t* unit, 
   return n;
 }
 
-template <Format F> static void decode_bf16(const uint8_t* task, size_t panel_bytes, int group, DecodedGroup& out) {
+template <Format F> static void decode_lines(const uint8_t* task, size_t panel_bytes, int group, DecodedGroup& out) {
   for (int c = 0; c < 32; c += kLanes) {
     const uint8_t* unit = unit_of<F>(task + c / 16 * panel_bytes, group);
     const int at = group % kGroups<F>, column = c % 16;
@@ -47,121 +52,170 @@ template <Format F> static void decode_bf16(const uint8_t* task, size_t panel_by
     uint8_t* line = out.lines + c * 4;
     GEMM_UNROLL for (int j = 0; j < 8; j++) {
       i32v quad;
-      if constexpr (kNibbles<F>) quad = quad_of_plane<4>(unit + at * 256, column, j, 0);
+      if constexpr (kBf16Dots && kNibbles<F>) quad = quad_of_plane<4>(unit + at * 256, column, j, 0);
       else quad = prepared<F>(quad_of<F>(unit, at, column, j));
-      GEMM_UNROLL for (int i = 0; i < 2; i++, line += 128) {
-        i32v pair;
-        if constexpr (kNibbles<F>) pair = pair_of_nibbles<F>(quad, i);
-        else pair = exact_pair(value_of<F>(quad, 2 * i, n), value_of<F>(quad, 2 * i + 1, n));
-        memcpy(line, &pair, sizeof pair);
+      GEMM_UNROLL for (int i = 0; i < 4; i += GroupLines::kDepth, line += GroupLines::kBytes) {
+        i32v words;
+        if constexpr (!kBf16Dots) words = (i32v)value_of<F>(quad, i, n.zero);
+        else if constexpr (kNibbles<F>) words = pair_of_nibbles<F>(quad, i / 2);
+        else words = exact_pair(value_of<F>(quad, i, n.zero), value_of<F>(quad, i + 1, n.zero));
+        memcpy(line, &words, sizeof words);
       }
     }
   }
 }
 
-// The activations of some groups of a row as a level's dots take them, and dots with pairs of weights that bf16 holds: with
-// an instruction for pairs, as they are; without, as float32, and those of e4m3 times the 2^120 that its weights are short of.
-template <Format F> struct RowOfGroups {
-  static constexpr bool kPairs = kParts == 1, kShort = !kPairs && F == F8;
-  static constexpr int kGroupsAtOnce = 2;
-  const uint16_t* h;
-  alignas(64) float f[kPairs ? 0 : kGroupsAtOnce * 32];
+// Where a level multiplies float32, a code stays at its place in a word, 2^place times what it is, and the activation is
+// 2^-place times what it was: their product is the same. Codes at the end of a word, where its sign would be, come down.
+template <Format F>
+constexpr bool kLoneNibbles = !kBf16Dots && info_of(F).low == 4 && info_of(F).high == 0 && !kIq4<F> && !kE2m1<F>;
+template <Format F> constexpr int kCodeBits = kLoneNibbles<F> ? 4 : 8;
+template <Format F> constexpr int bit_of(int k) { return k % 4 * 8 + (kLoneNibbles<F> && k >= 16 ? 4 : 0); }
+template <Format F> constexpr int place_of(int k) {    // k: in a group
+  constexpr int kBits = kZeros<F> ? 9 : kCodeBits<F>;  // less the zero: of a byte, with a sign
+  return bit_of<F>(k) + kBits < 32 ? bit_of<F>(k) : 0;
+}
+constexpr int kLastPlace = 24;
+template <Format F> VEC_INLINE f32v number_in_place(i32v codes, int k, i32v zero) {
+  const int place = place_of<F>(k), bit = bit_of<F>(k);
+  if (place != bit) codes = (i32v)((u32v)codes >> bit);
+  if (bit + kCodeBits<F> < 32) codes &= ((1 << kCodeBits<F>)-1) << place;
+  if constexpr (kZeros<F>) codes -= zero << place;
+  else if constexpr (kZero<F> != 0) codes -= kZero<F> << place;
+  return part_to_f32(codes);
+}
 
-  // Whether no activation of the row is too large for it: 2^7 times 2^120 is finite
+// Groups of a row as a level's dots take them, and dots with codes: with an instruction for pairs, as they are; without, as
+// float32, times 2^-place, or the 2^120 that weights of e4m3 are short of.
+template <Format F> struct RowOfGroups {
+  static constexpr int kGroupsAtOnce = 2, kDepth = GroupLines::kDepth;
+  const uint16_t* h;
+  alignas(64) float f[kBf16Dots ? 0 : kGroupsAtOnce * 32];
+
+  static constexpr auto kFactors = [] {
+    struct {
+      alignas(64) float of[32];
+    } table{};
+    for (int k = 0; k < 32; k++) table.of[k] = F == F8 ? 0x1p120f : 1.f / (float)(1 << place_of<F>(k));
+    return table;
+  }();
+  // Whether they lose nothing by it: none is large, or else so small that it would be subnormal
   static VEC_INLINE bool fits(const Activation& x, int row) {
-    if constexpr (!kShort) return true;
-    f32x16 most = zero();
+    mask16 out = less(zero(), zero());
     for (int k = 0; k < x.k_pad; k += 16) {
-      const f32x16 a = abs(load_bf16(x.h + row * x.ld + k));
-      most = as_f32(max(as_i32(most), as_i32(a)));  // by bits, in which a NaN is the largest
+      const i32x16 a = as_i32(abs(load_bf16(x.h + row * x.ld + k)));  // by bits, in which a NaN is the largest
+      if constexpr (F == F8) out = either(out, less(set1_i32(__builtin_bit_cast(int32_t, 0x1p7f)), a));
+      else out = either(out, both(less(set1_i32(0), a), less(a, set1_i32((1 + kLastPlace) << 23))));
     }
-    return reduce_max(as_i32(most)) <= __builtin_bit_cast(int32_t, 0x1p7f);
+    return !bits(out);
   }
   VEC_INLINE explicit RowOfGroups(const uint16_t* of) : h(of) {
-    if constexpr (!kPairs) {
+    if constexpr (!kBf16Dots) {
       GEMM_UNROLL for (int k = 0; k < kGroupsAtOnce * 32; k += 16)
-          store(f + k, kShort ? load_bf16(of + k) * set1(0x1p120f) : load_bf16(of + k));
+          store(f + k, load_bf16(of + k) * load(kFactors.of + k % 32));
       __asm__("" : "+m"(f));  // to be read from memory: GCC 12 makes broadcasts out of the registers in two steps
     }
   }
-  // acc + weights 2 pair and 2 pair + 1 of a quad times activations k and k + 1
-  template <class V> VEC_INLINE V dot(V acc, i32v quad, int pair, int k, const Numbers<F>& n) const {
-    f32v w[2];
-    GEMM_UNROLL for (int i = 0; i < 2; i++) {
-      if constexpr (kShort) w[i] = e4m3_over_2_120(quad, 2 * pair + i);
-      else w[i] = value_of<F>(quad, 2 * pair + i, n);
-    }
-    if constexpr (kPairs) {
-      uint32_t both;
-      memcpy(&both, h + k, sizeof both);
-      return dot2_bf16(acc, exact_pair(w[0], w[1]), both);
+  // sum += numbers k .. of the group, kDepth of them, times their activations; k is at + k % 16 + (k < 16 ? 0 : 16)
+  VEC_INLINE void add(f32v& sum, i32v codes, int group, int k, int at, i32v zero) const {
+    if constexpr (kBf16Dots) {
+      uint32_t pair;
+      memcpy(&pair, h + group * 32 + k + at, sizeof pair);
+      sum = dot2_bf16(sum, exact_pair(value_of<F>(codes, k % 4, zero), value_of<F>(codes, k % 4 + 1, zero)), pair);
     } else {
-      return fma(w[1], f[k + 1] - f32v{}, fma(w[0], f[k] - f32v{}, acc));
+      f32v w;
+      if constexpr (F == F8) w = e4m3_over_2_120(codes, k % 4);
+      else w = number_in_place<F>(codes, k, zero);
+      add_product(sum, w, f[group * 32 + k + at] - f32v{});
     }
   }
 };
 
-// One row, decoded in registers: y[16] = row of x times a panel. The dots of groups and columns take turns, for each is a
-// chain of its own.
-template <Format F>
-GEMM_TILE static void row_of_panel(const uint8_t* panel, const Activation& x, int row, float* y, bool fetch) {
+// One row, decoded in registers: y[16 kPanels] = row of x times them. The dots of groups and columns take turns, for each
+// is a chain of its own. The loop over quads is none that a compiler unrolls: it would not keep all sums in registers.
+template <Format F, int kPanels>
+GEMM_TILE static void row_of_panels(const uint8_t* panels, size_t panel_bytes, const Activation& x, int row, float* y,
+                                    bool fetch) {
   using Row = RowOfGroups<F>;
   constexpr int kAtOnce = Row::kGroupsAtOnce, kGroupBytes = (unit_bytes(F) + kGroups<F> - 1) / kGroups<F>;
+  constexpr int kColumns = kPanels * 16 / kLanes;                    // registers of them
+  constexpr bool kInPlace = kLoneNibbles<F> || info_of(F).low == 8;  // a line is a quad, or two
+  constexpr int kLines = kLoneNibbles<F> ? 4 : 8;                    // of a group
+  constexpr int kTogether = kColumns < 4 ? kAtOnce : 1;              // groups, so that four chains take turns
   const uint16_t* h = x.h + row * x.ld;
-  f32v acc[kParts] = {};
+  alignas(64) uint8_t quads[kInPlace ? 0 : kAtOnce * 8 * 128];
+  f32v acc[kColumns] = {};
   for (int g = 0; g < x.k_pad / 32; g += kAtOnce, h += kAtOnce * 32) {
-    const uint8_t* unit = unit_of<F>(panel, g);
-    if (fetch)
-      for (int i = 0; i < kAtOnce * kGroupBytes; i += 64) prefetch(unit + kPrefetch + g % kGroups<F> * kGroupBytes + i);
+    const uint8_t* unit = unit_of<F>(panels, g);
+    const int first = g % kGroups<F>;
+    auto unit_at = [&](int c) { return unit + c * kLanes / 16 * panel_bytes; };
+    if (fetch) fetch_ahead<kPanels>(panels, panel_bytes, unit - panels + first * kGroupBytes, kAtOnce * kGroupBytes);
     const Row groups(h);
-    f32v dot[kAtOnce][kRuns<F>][kParts] = {};
-    Numbers<F> n[kAtOnce][kParts];
-    GEMM_UNROLL for (int i = 0; i < kAtOnce; i++) GEMM_UNROLL for (int p = 0; p < kParts; p++) n[i][p] =
-        numbers_of_group<F>(unit, g % kGroups<F> + i, p * kLanes);
-    GEMM_UNROLL for (int j = 0; j < 8; j++) GEMM_UNROLL for (int i = 0; i < kAtOnce; i++)
-        GEMM_UNROLL for (int p = 0; p < kParts; p++) {
-      const i32v quad = prepared<F>(quad_of<F>(unit, g % kGroups<F> + i, p * kLanes, j));
-      f32v& sum = dot[i][kRuns<F> * j / 8][p];
-      GEMM_UNROLL for (int e = 0; e < 2; e++) sum = groups.dot(sum, quad, e, i * 32 + j * 4 + 2 * e, n[i][p]);
+    if constexpr (!kInPlace)
+      for (int i = 0; i < kAtOnce; i++)
+        for (int c = 0; c < kColumns; c++) GEMM_UNROLL for (int j = 0; j < 8; j++) {
+            const i32v quad = quad_of<F>(unit_at(c), first + i, c * kLanes % 16, j);
+            memcpy(quads + (i * 8 + j) * 128 + c * sizeof quad, &quad, sizeof quad);
+          }
+    f32v dot[kAtOnce][kColumns], dots[kRuns<F>][kAtOnce][kColumns];
+    i32v zeros[kAtOnce][kColumns];
+    if constexpr (kZeros<F>)
+      GEMM_UNROLL for (int i = 0; i < kAtOnce; i++) GEMM_UNROLL for (int c = 0; c < kColumns; c++) zeros[i][c] =
+          numbers_of<F>(unit_at(c), first + i, c * kLanes % 16).zero;
+    GEMM_UNROLL for (int half = 0; half < 2; half++) {
+      const int run = half * kRuns<F> / 2;
+      if (half == run)
+        GEMM_UNROLL for (int i = 0; i < kAtOnce; i++) GEMM_UNROLL for (int c = 0; c < kColumns; c++) dot[i][c] = f32v{};
+      _Pragma("GCC unroll 1") for (int j = 0; j < 4; j++) GEMM_UNROLL for (int i = 0; i < kAtOnce; i += kTogether) {
+        const int line = j + (kLoneNibbles<F> ? 0 : 4 * half);
+        i32v codes[kTogether][kColumns];
+        GEMM_UNROLL for (int t = 0; t < kTogether; t++) GEMM_UNROLL for (int c = 0; c < kColumns; c++) codes[t][c] =
+            kInPlace ? part_of_line(unit_at(c) + ((first + i + t) * kLines + line) * 64, c * kLanes % 16)
+                     : part_of_line(quads + ((i + t) * kLines + line) * 128, c * kLanes);
+        if constexpr (kBf16Dots)
+          GEMM_UNROLL for (int t = 0; t < kTogether; t++) GEMM_UNROLL for (int c = 0; c < kColumns; c++) codes[t][c] =
+              prepared<F>(codes[t][c]);
+        GEMM_UNROLL for (int e = 0; e < 4; e += Row::kDepth) GEMM_UNROLL for (int t = 0; t < kTogether; t++)
+            GEMM_UNROLL for (int c = 0; c < kColumns; c++)
+                groups.add(dot[i + t][c], codes[t][c], i + t, 16 * half + e, 4 * j, zeros[i + t][c]);
+      }
+      GEMM_UNROLL for (int i = 0; i < kAtOnce; i++) GEMM_UNROLL for (int c = 0; c < kColumns; c++) dots[run][i][c] =
+          dot[i][c];
     }
-    GEMM_UNROLL for (int i = 0; i < kAtOnce; i++) GEMM_UNROLL for (int run = 0; run < kRuns<F>; run++) {
-      float t = 0;
-      if constexpr (kMinimum<F>)
-        t = kRuns<F> == 1 ? x.t[(g + i) * x.stride + row] : reduce_add(load_bf16(h + i * 32 + run * 16));
-      GEMM_UNROLL for (int p = 0; p < kParts; p++) {
-        acc[p] = fma(dot[i][run][p], n[i][p].scale[run], acc[p]);
-        if constexpr (kMinimum<F>) acc[p] = fma(n[i][p].minimum[run], t - f32v{}, acc[p]);
+    for (int i = 0; i < kAtOnce; i++) {
+      float t[kRuns<F>] = {};
+      if constexpr (kMinimum<F>) {
+        if constexpr (kRuns<F> == 1) t[0] = x.t[(g + i) * x.stride + row];
+        else
+          for (int run = 0; run < 2; run++) t[run] = reduce_add(load_bf16(h + i * 32 + run * 16));
+      }
+      GEMM_UNROLL for (int c = 0; c < kColumns; c++) {
+        const Numbers<F> n = numbers_of_group<F>(unit_at(c), first + i, c * kLanes % 16);
+        GEMM_UNROLL for (int run = 0; run < kRuns<F>; run++) {
+          acc[c] = fma(dots[run][i][c], n.scale[run], acc[c]);
+          if constexpr (kMinimum<F>) acc[c] = fma(n.minimum[run], t[run] - f32v{}, acc[c]);
+        }
       }
     }
   }
-  GEMM_UNROLL for (int p = 0; p < kParts; p++) memcpy(y + p * kLanes, &acc[p], sizeof(f32v));
+  GEMM_UNROLL for (int c = 0; c < kColumns; c++) memcpy(y + c * kLanes, &acc[c], sizeof(f32v));
 }
 
-struct GroupRun {  // K pairs with one scale: half a group, or all of it
+struct GroupRun {  // lines with one scale: those of half a group, or all of it
   const uint8_t* lines;
-  int pairs;
+  int count;
   const float *scales, *minima;
 };
 
 // y[r * 32 ..] += the run times rows [row, row + MR): x at the run's first column, t the sums of its columns, or null
 // where the format has no minima
 template <int MR>
-GEMM_TILE static void tile_group(const GroupRun& w, const uint16_t* x, int64_t ld, const float* t, float* y) {
+GEMM_TILE static void tile_group(const GroupRun& w, const GroupLines::X* x, int64_t ld, const float* t, float* y) {
   constexpr int V = kVectors<MR>;
-  const uint16_t* base[(MR + 2) / 3];
-  GEMM_UNROLL for (int i = 0; i < (MR + 2) / 3; i++) base[i] = x + 3 * i * ld;
   for (int c = 0; c < 2; c += V) {
     f32x16 dot[MR][V];
     GEMM_UNROLL for (int r = 0; r < MR; r++) GEMM_UNROLL for (int v = 0; v < V; v++) dot[r][v] = zero();
-    for (int p = 0; p < w.pairs; p++) {
-      i32x16 b[V];
-      GEMM_UNROLL for (int v = 0; v < V; v++) b[v] = load_line(w.lines + p * 128 + (c + v) * 64);
-      GEMM_UNROLL for (int r = 0; r < MR; r++) {
-        uint32_t pair;
-        memcpy(&pair, row_of(base, ld, r) + 2 * p, 4);
-        GEMM_UNROLL for (int v = 0; v < V; v++) dot[r][v] = dot2_bf16(dot[r][v], b[v], pair);
-      }
-    }
+    add_lines<GroupLines>(dot, w.lines + c * 64, w.count, x, ld, false);
     GEMM_UNROLL for (int v = 0; v < V; v++) {
       const int at = (c + v) * 16;
       const f32x16 scale = load(w.scales + at);
@@ -174,8 +228,8 @@ GEMM_TILE static void tile_group(const GroupRun& w, const uint16_t* x, int64_t l
   }
 }
 
-template <int MR = kMaxRowsFloat>
-VEC_INLINE void add_group(const GroupRun& w, const uint16_t* x, int64_t ld, const float* t, int n, float* y) {
+template <int MR = GroupLines::kMostRows>
+VEC_INLINE void add_group(const GroupRun& w, const GroupLines::X* x, int64_t ld, const float* t, int n, float* y) {
   if constexpr (MR > 1)
     if (n < MR) return add_group<MR - 1>(w, x, ld, t, n, y);
   tile_group<MR>(w, x, ld, t, y);
@@ -185,21 +239,22 @@ template <Format F> struct ProductGroups {
   static constexpr int kRows = 48;  // a group is decoded once for so many rows: 6 KB of results
   static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
     const uint8_t* data = task_data(w, task);
-    if (n == 1 && RowOfGroups<F>::fits(x, row)) {
-      row_of_panel<F>(data, x, row, y, row == 0);
-      row_of_panel<F>(data + w.panel_bytes, x, row, y + 16, row == 0);
+    if (n == 1 && (kBf16Dots || RowOfGroups<F>::fits(x, row))) {
+      constexpr int kPanels = kBf16Dots || kLoneNibbles<F> ? 2 : 1;  // others are read faster one after the other
+      for (int panel = 0; panel < 2; panel += kPanels)
+        row_of_panels<F, kPanels>(data + panel * w.panel_bytes, w.panel_bytes, x, row, y + panel * 16, row == 0);
       return;
     }
     DecodedGroup group;
     float sums[2][kRows];
+    alignas(64) float decoded[kBf16Dots ? 1 : kRows * 64];
     clear(y, n);
     for (int g = 0; g < x.k_pad / 32; g++) {
       constexpr int kGroupBytes = (unit_bytes(F) + kGroups<F> - 1) / kGroups<F>;
+      constexpr int kLines = kLinesOfGroup / kRuns<F>;
       if (row == 0)
-        for (int panel = 0; panel < 2; panel++)
-          for (int i = 0; i < kGroupBytes; i += 64)
-            prefetch(unit_of<F>(data + panel * w.panel_bytes, g) + kPrefetch / 2 + g % kGroups<F> * kGroupBytes + i);
-      decode_bf16<F>(data, w.panel_bytes, g, group);
+        fetch_ahead<2>(data, w.panel_bytes, unit_of<F>(data, g) - data + g % kGroups<F> * kGroupBytes, kGroupBytes);
+      decode_lines<F>(data, w.panel_bytes, g, group);
       const uint16_t* h = x.h + row * x.ld + g * 32;
       const float* t[2] = {kMinimum<F> ? x.t + g * x.stride + row : nullptr, nullptr};
       if constexpr (kMinimum<F> && kRuns<F> == 2)
@@ -207,15 +262,21 @@ template <Format F> struct ProductGroups {
           for (int r = 0; r < n; r++) sums[i][r] = reduce_add(load_bf16(h + r * x.ld + i * 16));
           t[i] = sums[i];
         }
-      for (int r = 0; r < n; r += kMaxRowsFloat) {
-        const int rows = n - r < kMaxRowsFloat ? n - r : kMaxRowsFloat;
-        for (int i = 0; i < kRuns<F>; i++) {
-          constexpr int kPairs = 16 / kRuns<F>;
-          const float* minima = kMinimum<F> ? group.minimum[i] : nullptr;
-          const GroupRun run{group.lines + i * kPairs * 128, kPairs, group.scale[i], minima};
-          add_group(run, h + r * x.ld + i * 16, x.ld, t[i] ? t[i] + r : nullptr, rows, y + r * 32);
-        }
+      const GroupLines::X* in;
+      int64_t ld;
+      if constexpr (kBf16Dots) {
+        in = h, ld = x.ld;
+      } else {
+        if (g % 2 == 0) decode_rows<Act::BF16>(x, row, n, g * 32, decoded);
+        in = decoded + g % 2 * 32, ld = 64;
       }
+      for_tiles<GroupLines>(n, [&](int r, int rows) __attribute__((always_inline)) {
+        for (int i = 0; i < kRuns<F>; i++) {
+          const GroupRun run{group.lines + i * kLines * GroupLines::kBytes, kLines, group.scale[i],
+                             kMinimum<F> ? group.minimum[i] : nullptr};
+          add_group(run, in + r * ld + i * 16, ld, t[i] ? t[i] + r : nullptr, rows, y + r * 32);
+        }
+      });
     }
   }
 };

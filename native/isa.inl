@@ -27,8 +27,8 @@ namespace octavo::VEC_NS {
 static constexpr Kernels make_table(const char* name) {
   return {
       .name = name,
-      .gemm = {{gemm<ProductF32<Format::F32>>, DECODED(F32, BF16), DECODED(F32, A8)},
-               {gemm<ProductF32<Format::F16>>, DECODED(F16, BF16), DECODED(F16, A8)},
+      .gemm = {{gemm<ProductF32<F32Lines>>, DECODED(F32, BF16), DECODED(F32, A8)},
+               {gemm<ProductF32<F16Lines>>, DECODED(F16, BF16), DECODED(F16, A8)},
                {DECODED(BF16, F32), gemm<ProductBf16>, DECODED(BF16, A8)},
                CODES(W8),
                CODES(W4),

@@ -8,7 +8,7 @@ namespace octavo::VEC_NS {
 
 constexpr int kMaxRows = 4;
 constexpr int kMaxRowsWide = 2;
-constexpr int kMaxRowsFloat = 4, kRowsFloat = 48, kFloatDepth = 64;
+constexpr int kMaxRowsFloat = 6, kRowsFloat = 48, kFloatDepth = 64;
 constexpr int kInterleave = 1;
 
 VEC_INLINE f32v fma(f32v a, f32v b, f32v c) { return _mm256_fmadd_ps(a, b, c); }
@@ -17,6 +17,9 @@ VEC_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
   return c;
 }
 // sum += a * b, in the register of the sum: GCC 12 lets sums move, and copies or spills them where registers are scarce.
+VEC_INLINE void add_product(f32v& sum, f32v a, f32v b) {
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+}
 VEC_INLINE void add_product(f32x16& sum, f32x16 a, f32x16 b) {
   __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum.v[0]) : "x"(a.v[0]), "x"(b.v[0]));
   __asm__("vfmadd231ps %2, %1, %0" : "+x"(sum.v[1]) : "x"(a.v[1]), "x"(b.v[1]));

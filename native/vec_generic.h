@@ -16,6 +16,7 @@ constexpr int kInterleave = 1;
 VEC_INLINE f32v fma(f32v a, f32v b, f32v c) { return a * b + c; }
 VEC_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return a * b + c; }
 VEC_INLINE f32x16 upper_bf16(i32x16 pairs) { return as_f32(as_u32(pairs) & 0xffff0000u); }
+VEC_INLINE void add_product(f32v& sum, f32v a, f32v b) { sum = fma(a, b, sum); }
 VEC_INLINE void add_product(f32x16& sum, f32x16 a, f32x16 b) { sum = fma(a, b, sum); }
 VEC_INLINE f32x16 max(f32x16 a, f32x16 b) { return select(less(b, a), a, b); }
 VEC_INLINE f32x16 min(f32x16 a, f32x16 b) { return select(less(a, b), a, b); }

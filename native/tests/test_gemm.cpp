@@ -205,6 +205,7 @@ struct Case {
     for (int t = tasks - 1; t >= 0; t--) gemm()(store_args(packed.w, a.view, again.data(), ld), t, t + 1);
     expect(!memcmp(y.data(), again.data(), sizeof(float) * y.size()), "%s: tasks change bits", what().c_str());
     for (int r : {0, rows / 2, rows - 1}) one_row(packed.w, x.data() + (size_t)r * k, y.data() + (size_t)r * ld);
+    for (float factor : {0x1p-104f, 0x1p-100f}) two_rows(packed.w, x.data(), factor);
     epilogues(packed.w, a, y, ld, random);
   }
 
@@ -245,6 +246,21 @@ struct Case {
       for (int c = 0; c < n; c++) same &= y[c] == expected[c] * factor;
       expect(same, "%s: a row alone, times %g, has other bits", what().c_str(), factor);
     }
+  }
+
+  // A row beside itself, times a factor; and alone, where small activations must not lose bits on the way.
+  void two_rows(const Weight& w, const float* x, float factor) {
+    std::vector<float> both((size_t)2 * k);
+    for (int i = 0; i < 2 * k; i++) both[i] = x[i % k] * factor;
+    Guarded<float> y((size_t)2 * n), alone(n);
+    for (int r : {2, 1}) {
+      OwnActivation a(act, r, k);
+      round_all(kernels, both.data(), k, a);
+      gemm()(store_args(w, a.view, r == 2 ? y.data() : alone.data(), n), 0, w.n_pad / kTaskCols);
+    }
+    const bool same =
+        !memcmp(y.data(), alone.data(), sizeof(float) * n) && !memcmp(y.data() + n, alone.data(), sizeof(float) * n);
+    expect(same && y.intact() && alone.intact(), "%s: a row times %g has other bits alone", what().c_str(), factor);
   }
 
   void epilogues(const Weight& w, const OwnActivation& a, Guarded<float>& plain, int ld, Random& random) {
