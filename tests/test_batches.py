@@ -15,15 +15,17 @@ import openai
 import pytest
 from starlette.requests import Request
 
+from octavo.server.access import Caller
 from octavo.server.batch_file import Line, in_order_of_prefixes, read_lines
-from octavo.server.batches import BatchRequest
+from octavo.server.batches import Batches, BatchRequest
 from octavo.server.body import parts
+from octavo.server.calls import Call
 from octavo.server.errors import ApiError
 from octavo.server.files import FileStore
 from octavo.server.queries import QUERIES
 from tests.endless import CONTEXT, NUM_TOKENS
 from tests.serving import ROOT, Server
-from tests.waiting import until
+from tests.waiting import until, until_async
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -31,6 +33,10 @@ CHAT = "/v1/chat/completions"
 
 def request_line(id: str, url: str = COMPLETIONS, **body: Any) -> str:
     return json.dumps({"custom_id": id, "method": "POST", "url": url, "body": body})
+
+
+def input_of(file: str) -> BatchRequest:
+    return BatchRequest(input_file_id=file, endpoint=COMPLETIONS, completion_window="24h")
 
 
 def requests(count: int) -> str:
@@ -262,22 +268,32 @@ def test_cancel(server: Server, client: openai.OpenAI) -> None:
         client.batches.cancel(batch.id)
 
 
-def test_a_batch_that_lost_its_file_does_not_hold_up_others(client: openai.OpenAI) -> None:
-    endless = [request_line(f"r{i}", prompt=[7, i], max_tokens=400, ignore_eos=True) for i in range(400)]
-    first = client.batches.create(
-        input_file_id=upload(client, "\n".join(endless)), endpoint=COMPLETIONS, completion_window="24h"
-    )
-    id = upload(client, requests(3))
-    lost, last = (
-        client.batches.create(input_file_id=file, endpoint=COMPLETIONS, completion_window="24h").id
-        for file in (id, upload(client, requests(3)))
-    )
-    client.files.delete(id)
-    client.batches.cancel(first.id)
-    failed = finished(client, lost)
-    assert failed.status == "failed" and failed.errors is not None and failed.errors.data is not None
-    assert failed.errors.data[0].message == "the batch cannot be run: No such file or directory"
-    assert finished(client, last).status == "completed"
+def test_a_batch_that_lost_its_file_does_not_hold_up_others(tmp_path: Path) -> None:
+    """It cannot be deleted by a client; whoever has the disk can."""
+
+    async def run_one(url: str, body: bytes, call: Call) -> dict[str, Any]:
+        return {}
+
+    async def scenario() -> None:
+        store = FileStore(tmp_path)
+        batches, made = Batches(store, [COMPLETIONS], run_one, 2), []
+        for _ in range(2):
+            file = store.new_id()
+            store.path(file).write_text(request_line("a", prompt="x"))
+            store.add(file, "in", "batch", "")
+            made.append(await batches.create(input_of(file), Caller()))
+            await batches.close()
+        lost, last = made
+        store.path(lost.input_file_id).unlink()
+        lost.status = last.status = "in_progress"
+        batches.start()
+        await until_async(lambda: not (lost.is_open or last.is_open))
+        assert lost.status == "failed" and lost.errors is not None
+        assert lost.errors["data"][0]["message"] == "the batch cannot be run: No such file or directory"
+        assert last.status == "completed"
+        await batches.close()
+
+    asyncio.run(scenario())
 
 
 def test_lists_are_paged(server: Server, client: openai.OpenAI) -> None:
@@ -308,6 +324,75 @@ def test_a_restart_goes_on(data: Path, tmp_path: Path) -> None:
             assert ended.status == "completed"
             assert len(entries(client, ended.output_file_id)) == 60
         assert server.metric("octavo_prompts_total") <= 60 - before
+
+
+def test_a_batch_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    """What is answered by then is kept, and so is its input file until then."""
+
+    async def run_one(url: str, body: bytes, call: Call) -> dict[str, Any]:
+        if json.loads(body)["prompt"] != "now":
+            await asyncio.Event().wait()
+        return {}
+
+    def start(store: FileStore) -> Batches:
+        return Batches(store, [COMPLETIONS], run_one, 2)
+
+    async def scenario() -> None:
+        store = FileStore(tmp_path)
+        file = store.new_id()
+        store.path(file).write_text("\n".join([request_line("a", prompt="now"), request_line("b", prompt="never")]))
+        store.add(file, "in", "batch", "")
+        batches = start(store)
+        batch = await batches.create(input_of(file), Caller())
+        await until_async(lambda: batch.completed == 1)
+        with pytest.raises(ApiError, match="is the input of a batch"):
+            store.delete(file, "")
+        await batches.close()
+        facts = tmp_path / f"{batch.id}.json"
+        facts.write_text(json.dumps({**json.loads(facts.read_text()), "expires_at": 1}))
+        batches = start(FileStore(tmp_path))
+        batches.start()
+        ended = batches.get(batch.id, "")
+        await until_async(lambda: not ended.is_open and ended.finalizing_at)
+        assert ended.status == "expired" and ended.expired_at and not ended.completed_at
+        assert ended.output_file_id is not None
+        store = FileStore(tmp_path)
+        assert json.loads(store.path(ended.output_file_id).read_text())["custom_id"] == "a"
+        await batches.close()
+        again = start(store)
+        assert again.get(batch.id, "").status == "expired"
+        store.delete(file, "")
+
+    asyncio.run(scenario())
+
+
+def test_the_last_batches_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.server.batches.MAX_BATCHES", 2)
+
+    async def run_one(url: str, body: bytes, call: Call) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    async def scenario() -> None:
+        store = FileStore(tmp_path)
+        files = [store.new_id(), store.new_id()]
+        for file, text in zip(files, ("nonsense", request_line("a", prompt="x")), strict=True):
+            store.path(file).write_text(text)
+            store.add(file, "in", "batch", "")
+        batches = Batches(store, [COMPLETIONS], run_one, 2)
+
+        async def create(file: str) -> str:
+            return (await batches.create(input_of(file), Caller())).id
+
+        made = [await create(file) for file in (files[0], files[0], files[1], files[1])]
+        assert {batch.id for batch in batches.list("")} == set(made[2:])
+        assert sorted(path.stem for path in tmp_path.glob("batch_*.json")) == sorted(made[2:])
+        with pytest.raises(ApiError, match="2 batches wait") as caught:
+            await create(files[1])
+        assert caught.value.status == 429
+        await batches.close()
+
+    asyncio.run(scenario())
 
 
 def test_a_store_reads_what_it_wrote(tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ class BatchRequest(RequestBody, kw_only=True):
     ] = None
 
 
+MAX_BATCHES = 1000
+"""That are remembered, and that may wait at a time."""
+
+
 class Batch(msgspec.Struct, kw_only=True):
     """OpenAI's batch object, and whose it is."""
 
@@ -104,12 +108,13 @@ class Batches:
         self._batches: dict[str, Batch] = {}
         self._worker: asyncio.Task[None] | None = None
         self._work: asyncio.Task[None] | None = None
-        for path in sorted(store.directory.glob("batch_*.json")):
-            try:
-                batch = msgspec.json.decode(path.read_bytes(), type=Batch)
-            except msgspec.DecodeError:
-                continue
-            self._batches[batch.id] = batch
+        known = []
+        for path in store.directory.glob("batch_*.json"):
+            with suppress(msgspec.DecodeError):
+                known.append(msgspec.json.decode(path.read_bytes(), type=Batch))
+        for batch in sorted(known, key=lambda batch: (batch.created_at, batch.id)):
+            self._batches[batch.id] = batch  # oldest first
+        store.is_used = self._uses
 
     async def create(self, request: BatchRequest, caller: Caller) -> Batch:
         """Raises ApiError naming the field. A file with faults makes a batch that has failed, as OpenAI's does."""
@@ -117,6 +122,8 @@ class Batches:
             raise bad_request(
                 f"endpoint must be one of {', '.join(self._urls)}, got {request.endpoint!r:.80}", "endpoint"
             )
+        if sum(batch.is_open for batch in self._batches.values()) >= MAX_BATCHES:
+            raise ApiError(429, f"{MAX_BATCHES} batches wait already", code="too_many_batches", retry_after=60)
         file = self._store.get(request.input_file_id, caller.tenant)
         now = int(time.time())
         batch = Batch(
@@ -130,8 +137,12 @@ class Batches:
         batch.total = len(lines)
         if errors:
             batch.fail(errors)
+        try:
+            self._save(batch)
+        except OSError as e:
+            raise ApiError(507, f"the batch cannot be kept here: {e.strerror}", code="storage_full") from None
         self._batches[batch.id] = batch
-        self._save(batch)
+        self._forget_oldest()
         self.start()
         return batch
 
@@ -153,7 +164,8 @@ class Batches:
             raise bad_request(f"the batch is {batch.status}: there is nothing to cancel", "batch_id")
         if batch.status != "cancelling":
             batch.status, batch.cancelling_at = "cancelling", int(time.time())
-            self._save(batch)
+            with suppress(OSError):  # it is cancelled all the same
+                self._save(batch)
             if self._work is not None and self._work.get_name() == id:
                 self._work.cancel()
         return batch
@@ -172,7 +184,7 @@ class Batches:
         while batch := next((b for b in self._batches.values() if b.is_open), None):
             try:
                 if batch.status == "in_progress":
-                    await self._work_on(batch)
+                    await self._work_on(batch, batch.expires_at - time.time())
                 self._finish(batch)
             except Exception as e:  # a full disk, an input file that is gone: the other batches go on
                 why = e.strerror if isinstance(e, OSError) else type(e).__name__
@@ -180,15 +192,19 @@ class Batches:
                 with suppress(OSError):
                     self._save(batch)
 
-    async def _work_on(self, batch: Batch) -> None:
-        """Until its requests are answered, or a client cancels it."""
+    async def _work_on(self, batch: Batch, seconds: float) -> None:
+        """Until its requests are answered, or a client cancels it, or its time is over."""
         self._work = asyncio.create_task(self._run(batch), name=batch.id)
         try:
-            await asyncio.wait((self._work,))
+            done, _ = await asyncio.wait((self._work,), timeout=max(0.0, seconds))
         except asyncio.CancelledError:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
             raise
+        if not done:
+            batch.status, batch.expired_at = "expired", int(time.time())
+            self._work.cancel()
+            await asyncio.wait((self._work,))
         if not self._work.cancelled():
             self._work.result()
 
@@ -228,9 +244,19 @@ class Batches:
         batch.finalizing_at = now
         if batch.status == "cancelling":
             batch.status, batch.cancelled_at = "cancelled", now
-        else:
+        elif batch.status != "expired":
             batch.status, batch.completed_at = "completed", now
         self._save(batch)
+
+    def _uses(self, file_id: str) -> bool:
+        return any(batch.is_open and batch.input_file_id == file_id for batch in self._batches.values())
+
+    def _forget_oldest(self) -> None:
+        """Of those that have ended. Their files stay."""
+        ended = [batch.id for batch in self._batches.values() if not batch.is_open]
+        for id in ended[: max(0, len(self._batches) - MAX_BATCHES)]:
+            del self._batches[id]
+            (self._store.directory / f"{id}.json").unlink(missing_ok=True)
 
     def _parts(self, batch: Batch) -> tuple[Path, Path]:
         return self._store.directory / f"{batch.id}.good", self._store.directory / f"{batch.id}.bad"

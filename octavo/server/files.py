@@ -39,6 +39,9 @@ MAX_FORM = MAX_FILE + 2**20
 MAX_STORED = 4 * 2**30
 """Bytes of all files together: uploads and results. Beyond it an upload is refused."""
 
+MAX_FILES = 100_000
+"""All together; what is told of one takes half a kilobyte of memory."""
+
 PURPOSES = ("batch",)
 
 
@@ -74,6 +77,7 @@ class FileStore:
         self.directory = directory
         self._clock = clock
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.is_used: Callable[[str], bool] = lambda file_id: False  # by what has not ended: then it is not deleted
         self._files: dict[str, StoredFile] = {}
         for facts in sorted(directory.glob("file-*.json")):
             try:
@@ -82,6 +86,9 @@ class FileStore:
                 continue
             if facts == self._facts(file.id) and self.path(file.id).exists():
                 self._files[file.id] = file
+
+    def __len__(self) -> int:
+        return len(self._files)
 
     @property
     def num_bytes(self) -> int:
@@ -117,7 +124,13 @@ class FileStore:
         return sorted(mine, key=lambda f: (-f.created_at, f.id))
 
     def delete(self, id: str, tenant: str) -> None:
+        """Raises ApiError 404, 409 where it is used."""
         self.get(id, tenant)
+        if self.is_used(id):
+            raise ApiError(
+                409, f"{id} is the input of a batch that has not ended: cancel that first", param="file_id",
+                code="file_in_use",
+            )  # fmt: skip
         del self._files[id]
         for path in (self._facts(id), self.path(id)):
             path.unlink(missing_ok=True)
@@ -211,6 +224,8 @@ def _take(store: FileStore, file: UploadFile, purpose: str, tenant: str) -> Stor
     size = file.size or 0
     if size > MAX_FILE:
         raise ApiError(413, f"the file has {size} bytes; {MAX_FILE} are allowed", param="file")
+    if len(store) >= MAX_FILES:
+        raise ApiError(413, f"there are {MAX_FILES} files here: delete some", param="file")
     if store.num_bytes + size > MAX_STORED:
         raise ApiError(413, f"the files here take {store.num_bytes} bytes of {MAX_STORED}: delete some", param="file")
     id = store.new_id()

@@ -55,7 +55,8 @@ GENERATION_PATHS = frozenset(BATCHED) | OTHER_PATHS
 
 LONG_BODY = 2**16
 """Bytes from which on a body is read and tokenised beside the event loop, which stays free: 64 KiB take 10 ms. So are
-those with DRY: its sequence breakers are looked for in every token once. And the first that spells a special token."""
+those with DRY: its sequence breakers are looked for in every token once. And the first that spells a special token. And
+a response that follows another, for the conversation before it may be long."""
 
 
 async def generate(service: Service, http: Request, answer_of: AnswerOf) -> Response:
@@ -89,7 +90,7 @@ async def prepared(service: Service, http: Request, prepare: Callable[[Service, 
         raise ApiError(503, service.trouble, code="not_ready", retry_after=1)
     body = await read_body(http)
     copies = service.tokenizer is not None and service.tokenizer.copies_for(body)
-    if copies or len(body) > LONG_BODY or b"dry_multiplier" in body:
+    if copies or len(body) > LONG_BODY or any(name in body for name in (b"dry_multiplier", b"previous_response_id")):
         return await asyncio.to_thread(prepare, service, body, call_of(http))
     return prepare(service, body, call_of(http))
 
