@@ -20,12 +20,18 @@ from tests.serving import Server
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 PIECES = ["Hello", " there", "é", "日本", "🙂", "👨‍👩‍👧", "\n\n", "<|user|>", "the quick", "\u0301", " ", "٣", "x" * 40]
+TOOLS = [
+    {"type": "function", "function": {"name": "find", "parameters": {
+        "type": "object", "properties": {"é": {"type": "string", "maxLength": 6}}, "required": ["é"],
+        "additionalProperties": False}}},
+    {"type": "function", "function": {"name": "now"}},
+]  # fmt: skip
 Choice = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def server(data: Path) -> Iterator[Server]:
-    with Server(data / "arch" / "llama", "--max-num-seqs", "16") as running:
+    with Server(data / "arch" / "llama", "--max-num-seqs", "16", "--max-model-len", "2048") as running:
         yield running
 
 
@@ -40,9 +46,13 @@ def streamed(server: Server, path: str, body: dict[str, Any]) -> tuple[list[Choi
     choices: dict[int, Choice] = {}
     for chunk in chunks:
         for part in chunk["choices"]:
-            choice = choices.setdefault(part["index"], {"text": "", "token_ids": [], "logprobs": []})
+            choice = choices.setdefault(part["index"], {"text": "", "token_ids": [], "logprobs": [], "calls": []})
             assert not choice.get("finish_reason"), "nothing comes behind the end"
             choice["text"] += (part["text"] if path == COMPLETIONS else part["delta"].get("content")) or ""
+            for call in part.get("delta", {}).get("tool_calls", ()):
+                if "name" in call["function"]:
+                    choice["calls"].append([call["function"]["name"], ""])
+                choice["calls"][call["index"]][1] += call["function"]["arguments"]
             choice["token_ids"] += part.get("token_ids", [])
             choice["logprobs"] += entries(part["logprobs"])
             choice |= {name: part.get(name) for name in ("finish_reason", "stop_reason")}
@@ -57,6 +67,7 @@ def whole(server: Server, path: str, body: dict[str, Any]) -> tuple[list[Choice]
         {
             "text": choice["text"] if path == COMPLETIONS else choice["message"]["content"] or "",
             "logprobs": entries(choice["logprobs"]),
+            "calls": [list(call["function"].values()) for call in choice.get("message", {}).get("tool_calls", ())],
             **{name: choice[name] for name in ("token_ids", "finish_reason", "stop_reason")},
         }
         for choice in answer["choices"]
@@ -94,6 +105,11 @@ def random_body(rng: random.Random, chat: bool) -> dict[str, Any]:
     if chat:
         body |= {"messages": [{"role": "user", "content": text}]}
         body |= rng.choice([{}, {"logprobs": True, "top_logprobs": rng.randrange(4)}])
+        if rng.random() < 0.5:
+            body |= {"tools": TOOLS[: rng.randrange(1, 3)], "max_tokens": rng.randrange(1, 120)}
+            body |= rng.choice(
+                [{}, {"tool_choice": "required"}, {"tool_choice": "required", "parallel_tool_calls": False}]
+            )
     else:
         body |= {"prompt": rng.choice([text, [text, "a"], [5, 6, 7], [[5], [300, 301]]])}
         body |= rng.choice([{}, {"logprobs": rng.randrange(4)}])
@@ -108,19 +124,21 @@ def test_random_requests(server: Server, path: str) -> None:
     """Then again with stop strings that are taken from the answer itself."""
     rng = random.Random(path)
 
-    def one(body: dict[str, Any], seed: int) -> None:
+    def one(body: dict[str, Any], seed: int) -> int:
         own = random.Random(seed)
-        texts = [choice["text"] for choice in check(server, path, body) if len(choice["text"]) > 3]
+        choices = check(server, path, body)
+        texts = [choice["text"] for choice in choices if len(choice["text"]) > 3]
         for text in texts:
             start = own.randrange(len(text) - 1)
             stops = [text[start : start + own.randrange(1, 5)], own.choice(["zzz", text[-2:], "\ufffd"])]
             extra = {"include_stop_str_in_output": own.random() < 0.3, "min_tokens": own.choice([0, 0, 3])}
             extra["min_tokens"] = min(extra["min_tokens"], body["max_tokens"])
             check(server, path, {**body, "stop": stops, **extra})
+        return sum(len(choice["calls"]) for choice in choices)
 
     with ThreadPoolExecutor(8) as pool:
-        for done in [pool.submit(one, random_body(rng, path == CHAT), i) for i in range(25)]:
-            done.result()
+        calls = [pool.submit(one, random_body(rng, path == CHAT), i) for i in range(25)]
+        assert (sum(done.result() for done in calls) > 3) == (path == CHAT)
 
 
 @pytest.mark.parametrize("width", [1, 2, 5])
