@@ -1,6 +1,6 @@
 """Logprobs as OpenAI's two APIs and vLLM's prompt_logprobs write them.
 
-What is told of a token is encoded at once: it takes a tenth of the memory of the objects that it is made of.
+What is told of a token is encoded at once: it takes a quarter of the memory of the objects that it is made of.
 """
 
 from __future__ import annotations
