@@ -5,6 +5,7 @@ A slot of a block holds a digest of its salt and whole prefix, so a block that c
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from pathlib import Path
@@ -132,23 +133,24 @@ class World:
         self.cache.forget(request)
 
     def damage(self) -> None:
-        """Of a file, by somebody else: a byte, its end, all of it, or its place."""
+        """Of a file, by somebody else: a byte, its end, all of it, or its place. Threads of the disk may be before us."""
         files = list(self.directory.rglob("*.kv"))
         if not files:
             return
-        path, other = self.rng.choice(files), self.rng.choice(files)
-        content = bytearray(path.read_bytes())
-        match self.rng.randrange(4):
-            case 0:
-                content[self.rng.randrange(len(content))] ^= 1 << self.rng.randrange(8)
-            case 1:
-                del content[self.rng.randrange(len(content)) :]
-            case 2:
-                content = bytearray(other.read_bytes())
-            case 3:
-                path.unlink()
-                return
-        path.write_bytes(content)
+        path, other, way = self.rng.choice(files), self.rng.choice(files), self.rng.randrange(4)
+        with contextlib.suppress(FileNotFoundError):
+            content = bytearray(path.read_bytes())
+            match way:
+                case 0:
+                    content[self.rng.randrange(len(content))] ^= 1 << self.rng.randrange(8)
+                case 1:
+                    del content[self.rng.randrange(len(content)) :]
+                case 2:
+                    content = bytearray(other.read_bytes())
+                case 3:
+                    path.unlink()
+                    return
+            path.write_bytes(content)
 
     def act(self, trunks: list[list[int]]) -> None:
         rng = self.rng
