@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from octavo.sched.budget import ITL_FACTOR, LEAST_ITL
+from octavo.sched.budget import FEW_TOKENS, ITL_FACTOR, LEAST_ITL
 from octavo.sched.cost import Load, StepCost, load_of
 from octavo.sched.step import Work
 from tests.simulated import Machine, seconds_of, whole
@@ -137,7 +137,7 @@ def test_a_long_prompt_does_not_hold_up_streams() -> None:
 
 
 def test_a_long_context_is_computed_in_small_portions() -> None:
-    """Attention of a block of tokens takes 96 ms at the end of this prompt: it goes on in fours."""
+    """Attention of a block of tokens takes 96 ms at the end of this prompt: it goes on in few."""
 
     def slow(load: Load) -> float:
         return seconds_of(load) + 1e-6 * load.num_pairs
@@ -145,7 +145,7 @@ def test_a_long_context_is_computed_in_small_portions() -> None:
     machine, gaps, _ = streams_beside(6000, seconds_of=slow)
     assert max(gaps) <= 1.1 * max(LEAST_ITL, ITL_FACTOR * slow(load_of(machine.steps[-1].work[:16])))
     portions = [step.work[-1].num_tokens for step in machine.steps if step.work[-1].request.id == "long"]
-    assert portions[0] >= 16 and 4 <= min(portions) < 16 and not any(n % 4 for n in portions[1:-1])
+    assert portions[0] >= 16 and FEW_TOKENS <= min(portions) < 16 and not any(n % FEW_TOKENS for n in portions[1:-1])
 
 
 def test_the_target_is_what_is_held() -> None:

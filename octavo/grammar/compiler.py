@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from octavo.grammar.matcher import Matcher
 from octavo.grammar.source import Refused, compiled
-from octavo.grammar.trial import CPU_SECONDS, MEMORY_BYTES, NICENESS, Launch, Verdict
+from octavo.grammar.trial import CPU_SECONDS, MEMORY_BYTES, Launch, Verdict, give_way
 from octavo.grammar.vocabulary import load_vocabulary
 from octavo.request import GateError, ParameterError, Structured
 
@@ -73,7 +73,7 @@ class Compiler:
         self._pending: weakref.WeakValueDictionary[Structured, Compilation] = weakref.WeakValueDictionary()
         self._finished: deque[Compilation] = deque()  # on their way into the cache
         self._cache: OrderedDict[Structured, Compilation] = OrderedDict()  # least recently used first
-        self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar", _be_nice)
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar", give_way)
         self._lock = threading.Lock()  # of what follows
         self._trials: _Trials | None = None
         self._vocabulary: LLTokenizer | None = None
@@ -205,7 +205,3 @@ def _end(process: subprocess.Popen[bytes], jobs: socket.socket) -> None:
     except subprocess.TimeoutExpired:  # it is reading the tokenizer
         process.kill()
         process.wait()
-
-
-def _be_nice() -> None:
-    os.nice(NICENESS)  # of this thread alone

@@ -28,9 +28,6 @@ MEMORY_BYTES = 96 << 20
 PR_SET_PDEATHSIG = 1
 """Linux's prctl: the signal that comes when the parent ends."""
 
-NICENESS = 10
-"""A tenth of a core where others want it."""
-
 
 class Launch(msgspec.Struct, frozen=True):
     """On standard input."""
@@ -46,8 +43,20 @@ class Verdict(msgspec.Struct, frozen=True):
     error: str | None = None  # why it is refused
 
 
+def give_way() -> None:
+    """This thread, and what it forks, runs where a core has nothing else to do.
+
+    A nice value does not do: the kernel takes a core where somebody nice runs for busy, and wakes two threads of the engine on
+    the other one, where each waits for the other.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError:  # forbidden here
+        os.nice(19)
+
+
 def main() -> None:
-    os.nice(NICENESS)
+    give_way()
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the socket tells when to end
         signal.signal(number, signal.SIG_IGN)
     launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)

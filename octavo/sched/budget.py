@@ -17,8 +17,8 @@ has half of the time."""
 LEAST_ITL = 0.05
 """Seconds. The default target is never below: 20 tokens a second are faster than anyone reads."""
 
-FEW_TOKENS = 4
-"""A prefill goes on with so many tokens however little time there is: kernels issue rows in fours."""
+FEW_TOKENS = 2
+"""A prefill goes on with so many tokens however little time there is: at a context of 8,000 four took two decode steps."""
 
 UNLIMITED = 1e9
 """Seconds of a step that no stream waits for."""
