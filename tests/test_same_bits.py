@@ -27,7 +27,7 @@ from octavo.models import build_graph
 from octavo.pooling import Pooling
 from octavo.request import FinishReason, Request, SamplingParams, TokenLogprobs
 from octavo.weights.checkpoint import open_checkpoint
-from tests.quantised_model import save_latent_experts, sorted_experts
+from tests.quantised_model import ACT_ORDER, GPTQ, save_latent_experts, save_quantised, sorted_alike, sorted_experts
 from tests.random_adapter import random_adapter
 from tests.random_blocks import MIXED, write_mixed
 from tests.random_model import WINDOWS, random_model, save
@@ -364,8 +364,13 @@ def test_bits_do_not_depend_on_the_schedule(data: Path, name: str) -> None:
 
 
 def test_bits_of_sorted_columns(tmp_path: Path) -> None:
-    """Weights of GPTQ with act-order, with and without zero points: their inputs are sorted, those of experts in as many
-    ways as there are experts."""
+    """Weights of GPTQ with act-order, with and without zero points: their inputs are sorted."""
+    path = save_quantised(tmp_path / "act-order", GPTQ, sorted_alike, **ACT_ORDER)
+    assert_reached(check_model(path, num_requests=16, num_schedules=4, seed=0))
+
+
+def test_bits_of_sorted_experts(tmp_path: Path) -> None:
+    """Inputs are sorted in as many ways as there are experts."""
     path = save_latent_experts(tmp_path / "act-order", sorted_experts)
     seen = check_model(path, num_requests=16, num_schedules=1, seed=0)
     assert seen.mixed_steps > 0 and seen.chunked > 0 and seen.largest_batch > 4 and max(seen.expert_rows) > 16

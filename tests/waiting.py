@@ -29,13 +29,13 @@ async def until_async(reached: Callable[[], object], every: float = 0.005) -> No
 
 
 def busy_share(*pids: int) -> float:
-    """Of one processor, what these processes take of the next second. Idle ones, which what went before may disturb for a
-    while, have a second of under 1 % sooner or later; those that poll or spin have none."""
+    """Of one processor, what these processes take of the next two seconds. Idle ones, which what went before may disturb for a
+    while, have two of under 1 % sooner or later; those that poll or spin have none."""
 
     def seconds() -> float:
         stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
         return sum(int(stat[11]) + int(stat[12]) for stat in stats) / os.sysconf("SC_CLK_TCK")
 
     before, began = seconds(), time.monotonic()
-    time.sleep(1.0)
+    time.sleep(2.0)
     return (seconds() - before) / (time.monotonic() - began)

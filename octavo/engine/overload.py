@@ -76,13 +76,18 @@ class Backlog:
 
     def check(self, stats: Stats, asking: Asking) -> None:
         """Raises Overloaded. `stats` are the engine's latest: what it had not received by then is on the way."""
-        num_tenants = len({asking.tenant, *(other.tenant for other in self._waiting.values())})
-        for name, what, total, own in (
-            ("max_queued_requests", "requests", *self._queued(stats, asking)),
-            ("max_queued_tokens", "prompt tokens", *self._tokens(asking)),
+        for name, what, look in (
+            ("max_queued_requests", "requests", self._queued),
+            ("max_queued_tokens", "prompt tokens", self._tokens),
         ):
             bound = getattr(self._bounds, name)
-            if bound is not None and total >= bound and (own >= bound / num_tenants or total >= 2 * bound):
+            if bound is None:
+                continue
+            total, own = look(stats, asking)
+            if total < bound:
+                continue
+            num_tenants = len({asking.tenant, *(other.tenant for other in self._waiting.values())})
+            if own >= bound / num_tenants or total >= 2 * bound:
                 seconds = min(max(1, math.ceil(stats.waiting_seconds)), MAX_RETRY_SECONDS)
                 raise Overloaded(
                     name,
@@ -101,7 +106,7 @@ class Backlog:
         own = sum(other.num_choices for other in self._waiting.values() if other.tenant == asking.tenant)
         return total, min(own, total)
 
-    def _tokens(self, asking: Asking) -> tuple[float, int]:
+    def _tokens(self, stats: Stats, asking: Asking) -> tuple[float, int]:
         """Of prompts that come first: of all, and of the tenant. Less than none where there are none."""
         total = own = 0
         for other in self._waiting.values():
