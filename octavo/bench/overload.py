@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import random
 import time
 from pathlib import Path
@@ -18,8 +19,8 @@ from octavo.config import EngineConfig
 NUM_SEQS = 16
 INPUT_LEN = 128
 OUTPUT_LEN = 64
-QUEUED_TOKENS = 2 * INPUT_LEN
-"""Of prompts that are still to be computed when one more is accepted: what comes before its own first token."""
+BOUNDS = ("--max-queued-requests=0", f"--max-queued-tokens={2 * INPUT_LEN}")
+"""Nobody waits for a slot, which is what binds where prompts are quick; two prompts at most come before one's own."""
 
 LOAD, OVERLOAD = 0.8, 3.0
 BOUND = 1.5
@@ -38,10 +39,23 @@ class Phase(NamedTuple):
     served: list[Sent]
     refused: list[Sent]
     num_lost: int
+    seconds: float  # in which they were sent
+    num_tokens: int  # that came in this time
 
     def and_(self, other: Phase) -> Phase:
         """Both as one."""
-        return Phase(self.served + other.served, self.refused + other.refused, self.num_lost + other.num_lost)
+        return Phase(
+            self.served + other.served,
+            self.refused + other.refused,
+            self.num_lost + other.num_lost,
+            self.seconds + other.seconds,
+            self.num_tokens + other.num_tokens,
+        )
+
+    @property
+    def per_second(self) -> float:
+        """Requests served, by their tokens."""
+        return self.num_tokens / OUTPUT_LEN / self.seconds
 
     @property
     def first_p99(self) -> float:
@@ -52,71 +66,83 @@ class Phase(NamedTuple):
         return percentile([gap for sent in self.served for gap in sent.gaps], 0.99)
 
 
-def measure(config: EngineConfig, seconds: float) -> Result:
+class Round(NamedTuple):
+    """Overload, with the lower rate before and after it: machines change meanwhile, and both shall notice."""
+
+    usual: Phase
+    over: Phase
+
+    @property
+    def first_ratio(self) -> float:
+        return self.over.first_p99 / self.usual.first_p99
+
+    @property
+    def gap_ratio(self) -> float:
+        return self.over.gap_p99 / self.usual.gap_p99
+
+
+def measure(config: EngineConfig, seconds: float, repeat: int) -> Result:
     """The 99th percentile of the time to the first token at overload, in times of that at 0.8 of capacity."""
     config = dataclasses.replace(config, max_num_seqs=NUM_SEQS, max_model_len=256, kv_cache_memory=KV_MEMORY)
-    with served(config, f"--max-queued-tokens={QUEUED_TOKENS}") as server:
-        return asyncio.run(_measure(Target(server.url), server.pid, seconds, Runs(config, 1, "overload")))
+    with served(config, *BOUNDS) as server:
+        return asyncio.run(_measure(Target(server.url), server.pid, seconds, Runs(config, repeat, "overload")))
 
 
 async def _measure(target: Target, pid: int, seconds: float, runs: Runs) -> Result:
     draw = random.Random(4)
-    runs.look()
     capacity = await _capacity(target, draw, min(seconds, 40.0))
-    earlier = await _open(target, draw, LOAD * capacity, seconds / 2)
-    before = _resident(pid)
-    over = await _open(target, draw, OVERLOAD * capacity, seconds)
-    grown = _resident(pid) - before
-    later = await _open(target, draw, LOAD * len(over.served) / seconds, seconds / 2)
-    usual = earlier.and_(later)
-    runs.look()
-    first, gap = over.first_p99 / usual.first_p99, over.gap_p99 / usual.gap_p99
+    rounds, grown = [], []
+    for _ in runs:
+        earlier = await _open(target, draw, LOAD * capacity, seconds / 2)
+        before = _resident(pid)
+        over = await _open(target, draw, OVERLOAD * capacity, seconds)
+        grown.append(_resident(pid) - before)
+        capacity = over.per_second
+        rounds.append(Round(earlier.and_(await _open(target, draw, LOAD * capacity, seconds / 2)), over))
+    usual = functools.reduce(Phase.and_, (one.usual for one in rounds))
+    over = functools.reduce(Phase.and_, (one.over for one in rounds))
+    whole = Round(usual, over)
     refusal = percentile([sent.answered for sent in over.refused] or [0.0], 0.99)
-    is_paced = first <= BOUND and gap <= BOUND and 0 < refusal <= usual.gap_p99  # who is refused knows within a step
+    is_paced = max(whole.first_ratio, whole.gap_ratio) <= BOUND
+    is_prompt = 0 < refusal <= usual.gap_p99  # who is refused knows within a step
+    num_lost = usual.num_lost + over.num_lost
     return result(
         "overload",
-        f"octavo serve, {INPUT_LEN} random tokens in, {OUTPUT_LEN} out, at most {NUM_SEQS} at once, refused beyond "
-        f"{QUEUED_TOKENS} tokens of prompts to be computed; "
+        f"octavo serve, {INPUT_LEN} random tokens in, {OUTPUT_LEN} out, at most {NUM_SEQS} at once, {' '.join(BOUNDS)}; "
         f"requests at random times for {seconds:g} s at {OVERLOAD} times what it can serve, and "
-        f"for half of that at {LOAD} before and after it, since machines change meanwhile; the 99th percentile "
-        "of the time to the first token of those accepted, in times of that at the lower rate",
+        f"for half of that at {LOAD} before and after it; the 99th percentile of the time to the first token of those "
+        "accepted, in times of that at the lower rate, in each round. The bound is for all rounds together",
         "x",
-        [first],
-        held=is_paced and grown <= FLAT and not usual.num_lost + over.num_lost,
-        capacity_per_s=round(capacity, 2),
-        first_token_p99_ms=[round(1000 * phase.first_p99) for phase in (usual, over)],
-        first_token_p99_before_and_after_ms=[round(1000 * phase.first_p99) for phase in (earlier, later)],
-        gap_p99_ms=[round(1000 * phase.gap_p99, 1) for phase in (usual, over)],
-        gap_ratio=round(gap, 2),
-        served=[len(phase.served) for phase in (usual, over)],
-        refused=[len(phase.refused) for phase in (usual, over)],
-        lost=usual.num_lost + over.num_lost,
+        [one.first_ratio for one in rounds],
+        held=is_paced and is_prompt and max(grown) <= FLAT and not num_lost,
+        first_token_ratio=round(whole.first_ratio, 2),
+        gap_ratio=round(whole.gap_ratio, 2),
+        first_token_p99_ms=[round(1000 * phase.first_p99) for phase in whole],
+        gap_p99_ms=[round(1000 * phase.gap_p99, 1) for phase in whole],
+        served=[len(phase.served) for phase in whole],
+        refused=[len(phase.refused) for phase in whole],
+        lost=num_lost,
         refusal_p99_ms=round(1000 * refusal, 1),
-        served_per_s=round(len(over.served) / seconds, 2),
-        grown_mib=round(grown / 2**20, 1),
+        served_per_s=[round(one.over.per_second, 2) for one in rounds],
+        grown_mib=[round(one / 2**20, 1) for one in grown],
         **runs.beside(),
     )
 
 
 async def _capacity(target: Target, draw: random.Random, seconds: float) -> float:
-    """Requests served per second at overload, by their tokens. It begins with as many requests as run at once."""
+    """Requests served per second at overload. It begins with as many requests as run at once."""
     first = time.perf_counter()
     await asyncio.gather(*(_send(target, draw, OUTPUT_LEN) for _ in range(NUM_SEQS)))
-    rate = NUM_SEQS / (time.perf_counter() - first)
-    begins = time.perf_counter() + seconds / 2  # until then requests begin and end in waves
-    phase = await _open(target, draw, OVERLOAD * rate, 1.5 * seconds)
-    ends = begins + seconds
-    num_tokens = sum(begins <= at < ends for one in phase.served for at in one.times)
-    if not num_tokens:
-        raise RuntimeError(f"no token was served within {seconds:g} s")
-    return num_tokens / OUTPUT_LEN / seconds
+    rate = OVERLOAD * NUM_SEQS / (time.perf_counter() - first)
+    await _open(target, draw, rate, seconds / 2)  # requests begin and end in waves
+    return (await _open(target, draw, rate, seconds)).per_second
 
 
 async def _open(target: Target, draw: random.Random, rate: float, seconds: float) -> Phase:
     """Requests at random times, whatever becomes of the others."""
     tasks = []
-    ends = time.perf_counter() + seconds
-    due = time.perf_counter()
+    due = begins = time.perf_counter()
+    ends = begins + seconds
     while (due := due + draw.expovariate(rate)) < ends:
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         tasks.append(asyncio.create_task(_send(target, draw, OUTPUT_LEN)))
@@ -126,7 +152,8 @@ async def _open(target: Target, draw: random.Random, rate: float, seconds: float
     refused = [item for item in sent if item.status == 429]
     if not whole:
         raise RuntimeError(f"no request was served of {len(found)}: {found[:1]}")
-    return Phase(whole, refused, len(found) - len(whole) - len(refused))
+    num_tokens = sum(at < ends for one in whole for at in one.times)
+    return Phase(whole, refused, len(found) - len(whole) - len(refused), seconds, num_tokens)
 
 
 async def _send(target: Target, draw: random.Random, output_len: int) -> Sent:

@@ -104,7 +104,7 @@ def _stall(config: EngineConfig, o: Options) -> Iterator[Result]:
 def _overload(config: EngineConfig, o: Options) -> Iterator[Result]:
     from octavo.bench import overload
 
-    yield overload.measure(config, o.seconds)
+    yield overload.measure(config, o.seconds, o.repeat)
 
 
 def _kernels(config: EngineConfig, o: Options) -> Iterator[Result]:
