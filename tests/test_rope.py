@@ -11,6 +11,7 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.models import build_graph, rope
+from octavo.weights.spec import CheckpointError
 from tests.random_model import CONFIG, random_model, save
 from tests.test_models import changed
 
@@ -142,3 +143,33 @@ def test_rotations_of_layer_types() -> None:
 def test_partial_rotation() -> None:
     config = {**CONFIG, "partial_rotary_factor": 0.75}
     assert rope.read(config, 32, "p").inv_freq == pytest.approx([10000.0 ** (-i / 12) for i in range(12)])
+
+
+def test_factors_of_long_and_short_sequences() -> None:
+    """Phi-3.5-MoE names the factor of cos and sin for both."""
+    scaling = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "short_mscale": 1.25,
+               "long_mscale": 1.5, "original_max_position_embeddings": 32}  # fmt: skip
+    assert turns(scaling)[1] == 1.25
+    assert turns(scaling, **{rope.LENGTH: 64})[1] == 1.5
+    with pytest.raises(CheckpointError, match="short_mscale and the rope type 'yarn'"):
+        turns({"rope_type": "yarn", "factor": 2.0, "short_mscale": 1.25})
+
+
+def test_queries_that_grow_with_their_position() -> None:
+    """Below the original context they do not (Ministral 3): that is what is served."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1}
+    graph = build_graph(changed(rope_scaling=yarn))
+    assert (graph.max_positions, graph.bounded) == (16, True)
+    assert not build_graph(changed(rope_scaling=yarn | {"llama_4_scaling_beta": None})).bounded
+    with pytest.raises(CheckpointError, match="llama_4_scaling_beta = 'x', expected a number"):
+        build_graph(changed(rope_scaling=yarn | {"llama_4_scaling_beta": "x"}))
+
+
+def test_a_head_that_is_not_there_is_the_embedding() -> None:
+    """Configs are saved without tie_word_embeddings where it is transformers' general default."""
+    model = random_model(tie_word_embeddings=True)
+    del model.config["tie_word_embeddings"]
+    assert not any("lm_head" in w.name for w in build_graph(model).weights())
+    model.config["tie_word_embeddings"] = False
+    with pytest.raises(CheckpointError, match=r"tensor 'lm_head\.weight' is missing"):
+        build_graph(model)

@@ -58,7 +58,7 @@ from octavo.models import (
     starcoder2,
 )
 from octavo.models.config import count, usual_keys
-from octavo.weights.spec import ORDER, Checkpoint, CheckpointError, act_of, base_name, packed_format
+from octavo.weights.spec import ORDER, Checkpoint, CheckpointError, act_of, base_name, packed_format, why_unserved
 
 ARCHITECTURES = {
     **{
@@ -92,6 +92,7 @@ ARCHITECTURES = {
     "LlamaForCausalLM": llama.build,
     "MPTForCausalLM": mpt.build,
     "MiniMaxM2ForCausalLM": minimax_m2.build,
+    "Ministral3ForCausalLM": mistral.build,
     "MinistralForCausalLM": mistral.build,
     "MistralForCausalLM": mistral.build,
     "Glm4MoeForCausalLM": glm4_moe.build,
@@ -140,12 +141,14 @@ def build_graph(
     build = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
     if build is None:
         raise CheckpointError(
-            f"{checkpoint.path}: architecture {', '.join(names)} is not supported; supported: {', '.join(ARCHITECTURES)}"
+            f"{checkpoint.path}: architecture {', '.join(names)} {why_unserved(names[0], ARCHITECTURES)}"
         )
     try:
         source = _Source(checkpoint, activations)
         if names[0] in _WITHOUT_POSITIONS and config.get("max_position_embeddings") is None:
             config["max_position_embeddings"] = _WITHOUT_POSITIONS[names[0]]
+        if config.get("tie_word_embeddings") is None and not any(name in checkpoint for name in _HEADS):
+            config["tie_word_embeddings"] = True  # configs are saved without what is transformers' general default
         max_positions, bounded = rope.positions(config, checkpoint.path)
         builder = Builder(names[0], count(config, "vocab_size", checkpoint.path), max_positions, source, bounded)
         auto = DType.F32 if activations == "f32" else DType.BF16
@@ -161,6 +164,8 @@ def build_graph(
 
 _WITHOUT_POSITIONS = {"BloomForCausalLM": 2048, "FalconForCausalLM": 2048, "MPTForCausalLM": 2048}
 """Where a config may say nothing of it: how many tokens these models were made for."""
+
+_HEADS = ("lm_head.weight", "embed_out.weight")
 
 
 def _refuse_unread(graph: Graph, checkpoint: Checkpoint) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from octavo.weights.spec import CheckpointError
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "pretraining_tp": (1,),
     "sliding_window": (),
     "attention_multiplier": (),
     "embedding_multiplier": (1, 1.0),

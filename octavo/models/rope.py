@@ -50,8 +50,11 @@ def positions(config: dict[str, Any], path: str) -> tuple[int, bool]:
     Dynamic NTK and LongRoPE change all frequencies as soon as a sequence is longer than `original` positions, so cached
     keys would be wrong from there on. Here the tables never change: they are those of sequences up to `original`, or,
     where the config has a greater LENGTH, those of sequences of this length (LongRoPE: of all longer ones), for all.
+    Queries at positions from `original` on are larger where the config has a `llama_4_scaling_beta`: that is the end.
     """
     rope, made_for = parameters(config, path, FULL), count(config, "max_position_embeddings", path)
+    if rope.get(_BETA) is not None and positive(rope, _BETA, path):
+        return _original(rope, path), True
     if not can_be_longer(config, path):
         return made_for, False
     if not _longer(rope, path):
@@ -69,7 +72,9 @@ LENGTH = "max_model_len"
 
 
 _ORIGINAL = "original_max_position_embeddings"
-_UNSERVED = ("mrope_section", "short_mscale", "long_mscale", "llama_4_scaling_beta")
+_BETA = "llama_4_scaling_beta"
+_UNSERVED = ("mrope_section",)
+_OF_LONGROPE = ("short_factor", "short_mscale", "long_mscale")
 
 
 def _original(rope: dict[str, Any], path: str) -> int:
@@ -112,8 +117,9 @@ def _kind(rope: dict[str, Any], path: str) -> str:
         kind = "alpha"  # of HunYuan, under a name that means something else
     if kind not in _SCALINGS:
         raise CheckpointError(f"{path}: rope type {kind!r} is not supported; supported: {', '.join(_SCALINGS)}")
-    if kind != "longrope" and "short_factor" in rope:
-        raise CheckpointError(f"{path}: config has rope parameters with short_factor and the rope type {kind!r}")
+    other = next((key for key in _OF_LONGROPE if key in rope), None)
+    if kind != "longrope" and other:
+        raise CheckpointError(f"{path}: config has rope parameters with {other} and the rope type {kind!r}")
     return kind
 
 
@@ -204,9 +210,10 @@ def _longrope(inv_freq: list[float], rope: dict[str, Any], path: str) -> Rotatio
     if made_for != length and not math.isclose(factor, made_for / length, rel_tol=1e-6):
         raise CheckpointError(f"{path}: config has rope factor {factor:g} for {made_for} positions of {length} before")
     attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(max(length, 2)))
+    which = "long" if _longer(rope, path) else "short"
+    scale = positive(rope, "attention_factor", path, default=attention)
     return Rotation(
-        _divided(inv_freq, rope, "long_factor" if _longer(rope, path) else "short_factor", path),
-        scale=positive(rope, "attention_factor", path, default=attention),
+        _divided(inv_freq, rope, f"{which}_factor", path), scale=positive(rope, f"{which}_mscale", path, scale)
     )
 
 

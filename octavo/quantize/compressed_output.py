@@ -17,7 +17,6 @@ from octavo.quantize.grid import I16, Grid
 from octavo.quantize.roles import Role
 from octavo.quantize.same import same_model
 from octavo.weights.checkpoint import open_checkpoint
-from octavo.weights.hf_config import read_json
 from octavo.weights.spec import Checkpoint, CheckpointError, base_name
 
 
@@ -71,7 +70,7 @@ class CompressedOutput:
         self._shards.close()
         source = Path(self._checkpoint.path)
         copy_beside(source, self._folder)
-        config = read_json(source / "config.json") | {"quantization_config": self._form.config(self._ignored)}
+        config = self._checkpoint.config | {"quantization_config": self._form.config(self._ignored)}
         (self._folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         written = build_graph(open_checkpoint(self._folder), "f32")
         if difference := same_model(self._graph, written):

@@ -313,8 +313,11 @@ def _read_special_tokens(
 
 
 def _read_chat_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
-    """chat_template of tokenizer_config.json is one template or a list of named ones; files of their own have precedence."""
-    value = config.get("chat_template")
+    """chat_template of tokenizer_config.json is one template or a list of named ones; files of their own have precedence.
+
+    Models that take images, too, have it in chat_template.json.
+    """
+    value = config.get("chat_template") or read_json_if_present(path / "chat_template.json").get("chat_template")
     templates = {"default": value} if isinstance(value, str) else {}
     for entry in value if isinstance(value, list) else []:
         name, template = (entry.get(key) if isinstance(entry, dict) else None for key in ("name", "template"))

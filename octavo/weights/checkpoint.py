@@ -6,6 +6,7 @@ from pathlib import Path
 
 from octavo.weights.address import Addressed
 from octavo.weights.spec import Checkpoint, CheckpointError, reading
+from octavo.weights.text_model import text_model
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -21,7 +22,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         from octavo.weights.safetensors_dir import SafetensorsDir
 
         with reading(path):
-            return Addressed(SafetensorsDir(path))
+            return Addressed(text_model(SafetensorsDir(path)))
     if path.suffix == ".gguf":
         from octavo.weights.gguf_checkpoint import GgufCheckpoint
 

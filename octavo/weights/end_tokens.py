@@ -17,10 +17,15 @@ _CONTROL = 3  # token type
 
 
 def end_tokens_of_directory(path: Path) -> frozenset[int]:
-    """eos_token_id of generation_config.json and config.json, and eos_token of tokenizer_config.json."""
+    """eos_token_id of generation_config.json and config.json, also of a text_config there, and eos_token of
+    tokenizer_config.json."""
     found: set[int] = set()
-    for file in ("generation_config.json", "config.json"):
-        value = read_json_if_present(path / file).get("eos_token_id")
+    config, generation = (read_json_if_present(path / file) for file in ("config.json", "generation_config.json"))
+    text = config.get("text_config")
+    places = {"generation_config.json": generation, "config.json": config}
+    places |= {"config.json: text_config": text} if isinstance(text, dict) else {}
+    for file, values in places.items():
+        value = values.get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(token_id, int) for token_id in ids):
             raise CheckpointError(f"{path / file}: eos_token_id must be a token id or a list of them; found {value!r}")

@@ -10,7 +10,7 @@ import numpy as np
 from octavo.weights.formats import dequantise
 from octavo.weights.gguf_file import GgufFile
 from octavo.weights.gguf_names import FAMILIES, Family
-from octavo.weights.spec import CheckpointError
+from octavo.weights.spec import CheckpointError, why_unserved
 
 FREQUENCIES, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 TABLES = (FREQUENCIES, SHORT, LONG)
@@ -52,8 +52,7 @@ class GgufConfig:
         architectures = dict.fromkeys(key.split(" ")[0] for key in FAMILIES)
         if self._architecture not in architectures:
             raise CheckpointError(
-                f"{self._path}: GGUF architecture {self._architecture!r} is not supported; "
-                f"supported: {', '.join(architectures)}"
+                f"{self._path}: GGUF architecture {self._architecture!r} {why_unserved(self._architecture, architectures)}"
             )
         for key, family in FAMILIES.items():
             name, _, marker = key.partition(" with ")

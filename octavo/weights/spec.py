@@ -142,3 +142,28 @@ def act_of(packed: str, activations: str) -> str:
     if activations == "bf16" or packed in ("bf16", "f8"):
         return "bf16"
     return "a8"
+
+
+_STATE = (
+    "its layers keep a recurrent or convolutional state from token to token, and the cache here holds keys and values"
+)
+_CHUNKS = "its layers attend within chunks of the text, and attention here is full or within a sliding window"
+_TWO_PARTS = "an encoder reads the text and a decoder writes the answer, and models here are one of the two"
+_UNSERVED = {
+    **dict.fromkeys(
+        ("bailinghybrid", "bamba", "falconh1", "falconmamba", "granitehybrid", "granitemoehybrid", "jamba", "kimilinear",
+         "lfm2", "mamba", "minimaxfor", "minimaxtext01", "nemotronh", "olmohybrid", "plamo2", "qwen35", "qwen3next",
+         "recurrentgemma", "rwkv", "xlstm", "zamba"),
+        _STATE,
+    ),
+    "llama4": _CHUNKS,
+    **dict.fromkeys(("bart", "m2m100", "marian", "mbart", "mt5", "pegasus", "t5", "umt5", "whisper"), _TWO_PARTS),
+}  # fmt: skip
+"""Beginning of an architecture's name, of config.json or GGUF, in small letters and digits -> what it would need."""
+
+
+def why_unserved(architecture: str, served: Iterable[str]) -> str:
+    """What to say of an architecture that is none of those `served`: what it would need, or which are."""
+    name = re.sub(r"[^a-z0-9]", "", architecture.lower())
+    why = next((why for beginning, why in _UNSERVED.items() if name.startswith(beginning)), None)
+    return f"is not supported: {why}" if why else f"is not supported; supported: {', '.join(served)}"
