@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -28,12 +29,13 @@ WEATHER: dict[str, Any] = {"name": "get_weather", "description": "The weather.",
 NOW: dict[str, Any] = {"name": "now", "input_schema": {"type": "object"}}
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
 CACHED = {"type": "ephemeral"}
+PING_SECONDS = 0.05
 
 
 @pytest.fixture(scope="module")
 def server(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with thinking_server(
-        data, tmp_path_factory.mktemp("model"), "--api-key", "secret", "--sse-ping-seconds", "0.001"
+        data, tmp_path_factory.mktemp("model"), "--api-key", "secret", "--sse-ping-seconds", str(PING_SECONDS)
     ) as running:
         running.http.headers["x-api-key"] = "secret"
         yield running
@@ -56,15 +58,15 @@ def ask(server: Server, **fields: Any) -> dict[str, Any]:
     return message
 
 
-def stream(server: Server, pings: bool = False, **fields: Any) -> list[dict[str, Any]]:
-    """The events, each of which has the name of its type."""
+def stream(server: Server, **fields: Any) -> list[dict[str, Any]]:
+    """The events without pings, each of which has the name of its type."""
     with server.http.stream("POST", MESSAGES, json=body(stream=True, **fields)) as response:
         assert response.status_code == 200, response.read()
         lines = [line for line in response.iter_lines() if line]
     names = [line.removeprefix("event: ") for line in lines[::2]]
     events = [json.loads(line.removeprefix("data: ")) for line in lines[1::2]]
     assert names == [event["type"] for event in events]
-    return [event for event in events if pings or event["type"] != "ping"]
+    return [event for event in events if event["type"] != "ping"]
 
 
 def sdk(fields: dict[str, Any]) -> dict[str, Any]:
@@ -154,8 +156,13 @@ def test_events_come_in_order(server: Server) -> None:
 
 
 def test_silent_streams_get_pings(server: Server) -> None:
-    """All streams here do: the server waits a millisecond only."""
-    assert {"type": "ping"} in stream(server, pings=True, max_tokens=200)
+    """One in each time of silence."""
+    with server.frozen():
+        began = time.monotonic()
+        with server.http.stream("POST", MESSAGES, json=body(stream=True)) as response:
+            lines = (line for line in response.iter_lines() if line)
+            assert [next(lines) for _ in range(10)] == ["event: ping", 'data: {"type":"ping"}'] * 5
+        assert time.monotonic() - began > 5 * PING_SECONDS
 
 
 def test_tool_round_trip(client: anthropic.Anthropic) -> None:

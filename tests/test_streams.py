@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import random
 import shutil
 import weakref
-from collections.abc import AsyncGenerator, Iterator
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -217,15 +220,29 @@ def test_tokens_of_logprobs_as_ids(server: Server) -> None:
     assert choice["logprobs"]["text_offset"] == server.complete(**body)["choices"][0]["logprobs"]["text_offset"]
 
 
+@asynccontextmanager
+async def client_alone(data: Path) -> AsyncGenerator[EngineClient, None]:
+    """Of an engine that was never started."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    client = EngineClient(EngineProcess(EngineConfig(model=str(data / "arch" / "llama"))), context)
+    client._loop = asyncio.get_running_loop()
+    client._dead = client._loop.create_future()
+    try:
+        yield client
+    finally:
+        context.destroy(linger=0)
+
+
+def stream_of(client: EngineClient, id: str) -> Stream:
+    """With two choices."""
+    stream = Stream(client, [Add(id, [1], SamplingParams(n=2), 0)])
+    client._readers[id] = weakref.ref(stream), 0
+    return stream
+
+
 def test_a_reader_that_is_too_slow_is_told(data: Path) -> None:
-    async def scenario() -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        client = EngineClient(EngineProcess(EngineConfig(model=str(data / "arch" / "llama"))), context)
-        client._loop = asyncio.get_running_loop()
-        client._dead = client._loop.create_future()
-        two = SamplingParams(n=2)
-        stream = Stream(client, [Add("a", [1], two, 0)])
-        client._readers["a"] = weakref.ref(stream), 0
+    async def scenario(client: EngineClient) -> None:
+        stream = stream_of(client, "a")
         for i in range(MAX_PENDING + 2 * MAX_PENDING_PER_CHOICE):
             stream._push(0, Progress("a", i % 2, i // 2, [5], [], 0))
         index, progress = await anext(stream)
@@ -236,11 +253,73 @@ def test_a_reader_that_is_too_slow_is_told(data: Path) -> None:
         assert client._leaving == {"a": 2} and "a" not in client._readers
         with pytest.raises(SlowReader, match="so slowly that 4608 parts"):
             await anext(stream)
-        ending = Stream(client, [Add("b", [1], two, 0)])
+        ending = stream_of(client, "b")
         for i in range(MAX_PENDING + 2 * MAX_PENDING_PER_CHOICE):
             ending._push(0, Progress("b", 0, i, [5], [], 0))
         ending._push(0, Progress("b", 0, 9999, [5], [], 0, FinishReason.LENGTH))
         assert client._leaving == {"a": 2, "b": 1}  # the end of the other choice is still to come
-        context.destroy(linger=0)
 
-    asyncio.run(scenario())
+    run(data, scenario)
+
+
+def test_what_is_relayed_keeps_its_order(data: Path) -> None:
+    """At random times the relay takes what comes, or the reader does, who works on each for a while."""
+
+    async def scenario(client: EngineClient) -> None:
+        draw = random.Random(6)
+        stream = stream_of(client, "a")
+        seen: list[tuple[str, int]] = []
+
+        def relay(index: int, progress: Progress) -> bool:
+            takes = progress.finish_reason is None and draw.random() < 0.7
+            if takes:
+                seen.append(("relay", progress.index))
+            return takes
+
+        stream.relay = relay
+
+        async def read() -> None:
+            async for _, progress in stream:
+                for _ in range(draw.randrange(3)):
+                    await asyncio.sleep(0)
+                seen.append(("reader", progress.index))
+
+        reading = asyncio.create_task(read())
+        for i in range(300):
+            stream._push(0, Progress("a", 0, i, [5], [], 0))
+            for _ in range(draw.randrange(8)):
+                await asyncio.sleep(0)
+        for choice in range(2):
+            stream._push(0, Progress("a", choice, 300 + choice, [5], [], 0, FinishReason.LENGTH))
+        await reading
+        assert [index for _, index in seen] == [*range(302)]
+        assert min(Counter(who for who, _ in seen).values()) > 50
+
+    run(data, scenario)
+
+
+def test_a_fault_of_the_relay_is_its_readers(data: Path) -> None:
+    async def scenario(client: EngineClient) -> None:
+        stream = stream_of(client, "a")
+
+        def relay(index: int, progress: Progress) -> bool:
+            raise ValueError("no such text")
+
+        stream.relay = relay
+        reading = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        stream._push(0, Progress("a", 0, 0, [5], [], 0))
+        with pytest.raises(ValueError, match="no such text"):
+            await reading
+        await stream.aclose()
+        assert stream.relay is None and client._leaving == {"a": 2}
+
+    run(data, scenario)
+
+
+def run(data: Path, scenario: Callable[[EngineClient], Awaitable[None]]) -> None:
+    async def running() -> None:
+        async with client_alone(data) as client:
+            await scenario(client)
+
+    asyncio.run(running())

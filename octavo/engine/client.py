@@ -287,7 +287,11 @@ class EngineClient:
 
 class Stream(AsyncIterator[tuple[int, Progress]]):
     """Progress of requests in order of arrival, with the index of the request, until every choice of all has finished.
-    One reader."""
+    One reader.
+
+    `relay` may take what comes while the reader waits: it has worked off all before, so that the order is kept, and it is
+    not woken. False: it is the reader's. What `relay` raises is raised to the reader.
+    """
 
     def __init__(self, client: EngineClient, adds: Sequence[Add]) -> None:
         self._client = client
@@ -299,9 +303,13 @@ class Stream(AsyncIterator[tuple[int, Progress]]):
         self._slow = False
         self._waiter: asyncio.Future[None] | None = None
         self._reason: str | None = None
+        self._error: Exception | None = None
+        self.relay: Callable[[int, Progress], bool] | None = None
 
     async def __anext__(self) -> tuple[int, Progress]:
         while not self._items:
+            if self._error is not None:
+                raise self._error
             if self._slow:
                 raise SlowReader(f"the answer was read so slowly that {self._most} parts of it were waiting")
             if self._reason is not None:
@@ -322,6 +330,7 @@ class Stream(AsyncIterator[tuple[int, Progress]]):
 
     def _leave(self) -> None:
         self._items.clear()
+        self.relay = None
         still_open, self._open = self._open, {}
         if self._reason is None:
             for id, num_open in still_open.items():
@@ -332,6 +341,14 @@ class Stream(AsyncIterator[tuple[int, Progress]]):
             self._open[progress.id] -= 1
             if self._open[progress.id] == 0:
                 del self._open[progress.id], self._client._readers[progress.id]
+        if self.relay is not None and self._waiter is not None and not self._waiter.done():
+            try:
+                if self.relay(index, progress):
+                    return
+            except Exception as error:  # one request's fault, which the others of the step have nothing to do with
+                self._error = error
+                self._wake()
+                return
         if len(self._items) >= self._most:
             self._slow = True
             self._leave()

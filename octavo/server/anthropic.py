@@ -24,7 +24,7 @@ from octavo.server.parse import ignored_header, parse
 from octavo.server.routes import COUNT_TOKENS, MESSAGES, prepared
 from octavo.server.routing import Routes
 from octavo.server.service import Service, new_id
-from octavo.server.stream import EventStream, WholeAnswer
+from octavo.server.stream import EventStream, Relay, WholeAnswer
 from octavo.text.chat import ChatOptions, ChatPrompt
 
 VERSIONS = ("2023-06-01", "2026-10-21")
@@ -54,7 +54,8 @@ def add_message_routes(routes: Routes, service: Service) -> None:
         if not request.stream:
             return WholeAnswer(answer, headers)
         seconds, waits = service.config.sse_ping_seconds, answer.generation.may_be_refused
-        return EventStream(answer.events(), headers, seconds, waits=waits, ping=PING)
+        relay = Relay(answer.generation, answer.written)
+        return EventStream(answer.events(), headers, seconds, waits=waits, relay=relay, ping=PING)
 
     @routes.post(COUNT_TOKENS)
     async def count_tokens(http: Request) -> Response:

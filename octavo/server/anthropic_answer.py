@@ -54,11 +54,15 @@ class MessagesAnswer:
             async with aclosing(self._events()) as events:
                 async for event in events:
                     waits = False
-                    yield b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event))
+                    yield _sse(event)
         except ApiError as e:
             if waits:
                 raise
             yield e.event(ANTHROPIC)
+
+    def written(self, choice: int, delta: Delta) -> bytes:
+        """The events of a delta that is neither the first nor the last."""
+        return b"".join(map(_sse, self._blocks.push(delta)))
 
     async def body(self) -> dict[str, Any]:
         """The whole message. Raises ApiError."""
@@ -111,6 +115,10 @@ class MessagesAnswer:
             "output_tokens_details": {"thinking_tokens": self._message.num_reasoning_tokens},
             "service_tier": "standard",
         }
+
+
+def _sse(event: Event) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event))
 
 
 class Blocks:

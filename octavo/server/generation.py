@@ -6,7 +6,7 @@ Choices are numbered as OpenAI numbers them: choice c of prompt p is p * n + c.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -39,6 +39,9 @@ class Served(NamedTuple):
 
 
 _PROGRESS = Delta("", [], [], None, None, is_progress=True)
+
+Sink = Callable[[int, Delta], None]
+"""Takes a choice and its delta."""
 
 
 class Generation:
@@ -110,6 +113,12 @@ class Generation:
         self._aborted = False
         self._live = live
         self._own_limits = own_limits
+        self._started = 0.0
+        self._seen = [0.0] * len(self.outputs)  # when something came of each last
+        self._firsts: dict[
+            int, tuple[float, float]
+        ] = {}  # by prompt: what its first choice waited, and its first token
+        self._relay: tuple[Callable[[], bool], Sink] | None = None
         self._tenant = terms.tenant
         self._stream: Stream | None = None
         self.may_be_refused = params.structured is not None or (terms.ttft_seconds or terms.total_seconds) is not None
@@ -140,11 +149,37 @@ class Generation:
         self._call.num_prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
 
     def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
-        """(choice, delta) as they come; the last delta of a choice has a finish_reason.
+        """(choice, delta) as they come; the last delta of a choice has a finish_reason. Those that `relay` passed on are
+        left out.
 
         Raises ApiError when the request fails or the engine dies. Ending the iteration early aborts what is left.
         """
         return self._arriving() if self._asked.n == self.params.n else self._best()
+
+    def relay(self, ready: Callable[[], bool], sink: Sink) -> None:
+        """Before `deltas` is iterated: most deltas go to `sink` as the engine's message is read, and who iterates is not
+        woken. They are those between the first and the last of a choice that come while the iteration waits and `ready`
+        says that `sink` can take them at once. None where a stop string may make any of them the last, where answers are
+        chosen when all have ended, and where prompts are scored: that is written in pieces."""
+        params = self.params
+        if not (params.stop or self._asked.n != params.n or params.prompt_logprobs is not None):
+            self._relay = ready, sink
+
+    def end_relay(self) -> None:
+        """`sink` is called no more, nor kept."""
+        self._relay = None
+        if self._stream is not None:
+            self._stream.relay = None
+
+    def _pass_on(self, p: int, progress: Progress) -> bool:
+        """As `Stream.relay`."""
+        assert self._relay is not None
+        ready, sink = self._relay
+        choice = p * self._asked.n + progress.choice
+        if progress.finish_reason is not None or not progress.token_ids or not self._seen[choice] or not ready():
+            return False
+        sink(choice, self._taken(p, choice, progress))
+        return True
 
     async def _best(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """Deltas of the best candidates, once all have ended."""
@@ -165,12 +200,8 @@ class Generation:
 
     async def _arriving(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """(index in `outputs`, delta) as they come, of all candidates."""
-        started = time.monotonic()
-        call, metrics, outputs, width = self._call, self._metrics, self.outputs, self._asked.n
-        seen = [0.0] * len(outputs)
-        firsts: dict[
-            int, tuple[float, float]
-        ] = {}  # by prompt: what it waited, and the first token of its first choice
+        call, metrics, outputs = self._call, self._metrics, self.outputs
+        self._started = time.monotonic()
         reason = FinishReason.ABORT
         num_open = len(outputs)
         if self.id in self._live:
@@ -179,15 +210,15 @@ class Generation:
         assert self._stream is not None
         self._live[self.id] = self
         metrics.begin(len(self.prompts), call.num_prompt_tokens)
+        if self._relay is not None:
+            self._stream.relay = self._pass_on
         try:
             scored = self._asked.prompt_logprobs is not None
             async for p, progress in _behind_scores(self._stream) if scored else self._stream:
-                choice = p * width + progress.choice
-                output = outputs[choice]
-                if output.finish_reason is not None:
+                choice = p * self._asked.n + progress.choice
+                if outputs[choice].finish_reason is not None:
                     continue
-                before = seen[choice]
-                if not before and progress.choice == 0:
+                if not self._seen[choice] and progress.choice == 0:
                     self.num_cached[p] = progress.num_cached
                     self.num_computed[p] = progress.num_computed
                     self.prompt_logprobs[p] = progress.prompt_logprobs
@@ -195,22 +226,12 @@ class Generation:
                     if progress.choice == 0:
                         yield choice, _PROGRESS
                     continue
-                delta = output.push(progress)
-                count = len(delta.token_ids)
-                seen[choice] = now = time.monotonic()
-                call.num_output_tokens += count
-                metrics.tokens(count, now - (before or started), not before)
-                if call.outputs is not None:
-                    call.outputs[choice] += delta.text
-                if not before and count:
-                    if progress.choice == 0:
-                        firsts[p] = progress.queue_seconds, now
-                    self._began(p, progress, now)
+                delta = self._taken(p, choice, progress)
                 if delta.finish_reason is not None:
                     self._check(progress, delta)
-                    if progress.choice == 0 and p in firsts:
-                        queued, first = firsts[p]
-                        metrics.phases(queued, max(0.0, first - started - queued), now - first)
+                    if progress.choice == 0 and p in self._firsts:
+                        queued, first = self._firsts[p]
+                        metrics.phases(queued, max(0.0, first - self._started - queued), self._seen[choice] - first)
                     num_open -= 1
                     if progress.finish_reason is None and num_open:  # a stop string
                         self._client.abort(self._adds[p].id, progress.choice)
@@ -235,11 +256,26 @@ class Generation:
             self._call.finish_reasons = [str(r) for r in reasons]
             self._call.num_cached_tokens = sum(self.num_cached)
             self._metrics.served(self._tenant, self._call.num_prompt_tokens + self._call.num_output_tokens)
-            self._metrics.end(reasons, sum(self.num_cached), time.monotonic() - started)
+            self._metrics.end(reasons, sum(self.num_cached), time.monotonic() - self._started)
+
+    def _taken(self, p: int, choice: int, progress: Progress) -> Delta:
+        """Push what came of an open choice, and count it."""
+        before = self._seen[choice]
+        delta = self.outputs[choice].push(progress)
+        count = len(delta.token_ids)
+        self._seen[choice] = now = time.monotonic()
+        self._call.num_output_tokens += count
+        self._metrics.tokens(count, now - (before or self._started), not before)
+        if self._call.outputs is not None:
+            self._call.outputs[choice] += delta.text
+        if not before and count:
+            self._began(p, progress, now)
+        return delta
 
     def _began(self, p: int, progress: Progress, now: float) -> None:
         """The first token of a choice of prompt `p` has come."""
         if progress.choice == 0:
+            self._firsts[p] = progress.queue_seconds, now
             num_memory = progress.num_cached - progress.num_disk
             self._metrics.looked_up(len(self.prompts[p].token_ids), num_memory, progress.num_disk)
         if self._call.first_token is None:

@@ -44,7 +44,7 @@ from octavo.server.routes import (
 from octavo.server.routes import answered as answered_whole
 from octavo.server.routing import Routes
 from octavo.server.service import Service, new_id
-from octavo.server.stream import EventStream, WholeAnswer
+from octavo.server.stream import EventStream, Relay, WholeAnswer
 from octavo.text.chat import ChatOptions
 
 R = TypeVar("R", bound=OllamaRequest)
@@ -156,7 +156,8 @@ def add_ollama_routes(routes: Routes, service: Service) -> None:
         if parsed.request.stream is False:
             return WholeAnswer(answer, headers)
         waits = answer.generation.may_be_refused
-        return EventStream(answer.lines(), headers, 0, waits=waits, media_type="application/x-ndjson")
+        relay = Relay(answer.generation, answer.written)
+        return EventStream(answer.lines(), headers, 0, waits=waits, relay=relay, media_type="application/x-ndjson")
 
     @routes.post(OLLAMA_CHAT)
     async def ollama_chat(http: Request) -> Response:

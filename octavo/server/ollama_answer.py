@@ -46,15 +46,21 @@ class OllamaAnswer:
             async with aclosing(self.generation.deltas()) as deltas:
                 async for _, delta in deltas:
                     waits = False
-                    told = self._told(delta)
-                    if told or delta.logprobs:
-                        yield _line({**self._head(), **self._shaped(told), **self._scores(delta), "done": False})
+                    if line := self.written(0, delta):
+                        yield line
                     if delta.finish_reason is not None:
                         yield _line({**self._head(), **self._shaped({}), **self._ending(delta.finish_reason)})
         except ApiError as e:
             if waits:
                 raise e.renamed(NAMES) from None
             yield _line(e.renamed(NAMES).body(OLLAMA))
+
+    def written(self, choice: int, delta: Delta) -> bytes:
+        """The line of a delta; empty where it has nothing to tell yet."""
+        told = self._told(delta)
+        if not (told or delta.logprobs):
+            return b""
+        return _line({**self._head(), **self._shaped(told), **self._scores(delta), "done": False})
 
     async def body(self) -> dict[str, Any]:
         """The whole answer. Raises ApiError."""

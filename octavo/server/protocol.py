@@ -12,11 +12,35 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from octavo.server.errors import ApiError
 
+BODY_WRITER = "octavo.body_writer"
+"""Of a scope: the BodyWriter of its answer."""
+
 MAX_HEAD = 2**16
 """Bytes of a request line and its headers: they are joined as they come, which takes long of endless ones."""
 
 HEAD_SECONDS = 60.0
 """For a head to arrive: a connection holds a file descriptor."""
+
+
+class BodyWriter:
+    """Writes parts of a body without a task that waits for it: what `send` of the application does, where nothing has to be
+    waited for. Not for the last part."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def ready(self) -> bool:
+        """A chunked body is being sent, and its reader is not behind."""
+        cycle = self._cycle
+        return bool(
+            cycle.chunked_encoding
+            and cycle.response_started
+            and not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
+        )
+
+    def write(self, part: bytes) -> None:
+        """Where `ready`. The part is not empty, which would be the last chunk (RFC 9112, 7.1)."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
 
 
 class Protocol(HttpToolsProtocol):
@@ -84,6 +108,7 @@ class Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
+        cycle.scope[BODY_WRITER] = BodyWriter(cycle)  # type: ignore[literal-required]
         super()._start_asgi_task(cycle, app)
 
     def _await_head(self) -> None:

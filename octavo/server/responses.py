@@ -24,7 +24,7 @@ from octavo.server.resume import ResumableStream
 from octavo.server.routes import RESPONSES, prepared
 from octavo.server.routing import Routes
 from octavo.server.service import Service
-from octavo.server.stream import EventStream, WholeAnswer
+from octavo.server.stream import EventStream, Relay, WholeAnswer
 
 
 def response(service: Service, body: bytes, call: Call) -> tuple[ResponseAnswer, Parsed[ResponsesRequest]]:
@@ -88,7 +88,8 @@ def add_response_routes(routes: Routes, service: Service) -> None:
         if not parsed.request.stream:
             return WholeAnswer(answer, headers)
         waits = answer.generation.may_be_refused
-        return EventStream(answer.events(), headers, service.config.sse_ping_seconds, waits=waits)
+        relay = Relay(answer.generation, answer.written)
+        return EventStream(answer.events(), headers, service.config.sse_ping_seconds, waits=waits, relay=relay)
 
     def _in_background(answer: ResponseAnswer) -> ResumableStream:
         stored = answer.stored

@@ -18,6 +18,7 @@ from octavo.server.responses_output import Event, ResponseOutput, Scores
 from octavo.server.responses_store import StoredResponse
 from octavo.text.assistant import MessageOutput
 from octavo.text.chat import ChatPrompt
+from octavo.text.output import Delta
 
 _encode = msgspec.json.Encoder().encode
 
@@ -72,6 +73,10 @@ class ResponseAnswer:
         self._on_end()
         kind: str = body["status"]
         yield self._lifecycle("incomplete" if kind == "cancelled" else kind)
+
+    def written(self, choice: int, delta: Delta) -> bytes:
+        """The events of a delta; empty where it has none yet."""
+        return b"".join(map(self._numbered, self._output.push(delta)))
 
     async def body(self) -> dict[str, Any]:
         """The whole response. Raises ApiError."""

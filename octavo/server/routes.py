@@ -19,7 +19,7 @@ from octavo.server.errors import ApiError
 from octavo.server.parse import Parsed, ignored_header
 from octavo.server.rerank import RERANK, SCORE
 from octavo.server.service import Service
-from octavo.server.stream import EventStream, Whole, WholeAnswer
+from octavo.server.stream import EventStream, Relay, Whole, WholeAnswer
 
 T = TypeVar("T")
 
@@ -69,13 +69,15 @@ async def generate(service: Service, http: Request, answer_of: AnswerOf) -> Resp
     headers = ignored_header(parsed.ignored)
     if not parsed.request.stream:
         return WholeAnswer(answer, headers)
-    stream = events(answer)
+    stream, relay = events(answer), Relay(answer.generation, answer.chunk)
     if parsed.request.resumable:
         kept = service.streams.add(id, stream, call.caller.name, service.config.resume_seconds)
         call.lasts = kept.ended
-        stream = kept.read(0)
+        return EventStream(
+            kept.read(0), headers, service.config.sse_ping_seconds, waits=answer.generation.may_be_refused
+        )
     waits = answer.generation.may_be_refused
-    return EventStream(stream, headers, service.config.sse_ping_seconds, waits=waits)
+    return EventStream(stream, headers, service.config.sse_ping_seconds, waits=waits, relay=relay)
 
 
 async def answered(service: Service, http: Request, answer_of: WholeOf) -> Response:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.server.calls import SEND_BODY
 from octavo.server.errors import ApiError, json_response
+from octavo.server.generation import Generation
+from octavo.server.protocol import BODY_WRITER, BodyWriter
+from octavo.text.output import Delta
 
 PING = b": ping\n\n"
 """A comment: keeps proxies from closing a connection on which nothing comes."""
+
+
+class Relay(NamedTuple):
+    """What makes most parts of a stream, which are written where the engine's message is read."""
+
+    generation: Generation
+    written: Callable[[int, Delta], bytes]  # of a delta of a choice; may be empty
 
 
 class EventStream(Response):
@@ -29,11 +39,13 @@ class EventStream(Response):
         status: int = 200,
         *,
         waits: bool = False,
+        relay: Relay | None = None,
         media_type: str = "text/event-stream; charset=utf-8",
         ping: bytes = PING,
     ) -> None:
         """ping_seconds: `ping` is sent where nothing else was for so long; 0: never. waits: the status is sent with
-        the first event, and is that of the ApiError which `events` raises instead."""
+        the first event, and is that of the ApiError which `events` raises instead. relay: writes beside `events` what its
+        generation relays."""
         super().__init__(None, status, {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         self.headers["content-type"] = media_type
         del self.headers["content-length"]
@@ -41,14 +53,16 @@ class EventStream(Response):
         self._ping_seconds = ping_seconds
         self._ping = ping
         self._waits = waits
+        self._relay = relay
         self._started = False
         self._starting = asyncio.Lock()
+        self._last = 0.0  # when something was sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._waits:
             await self._start(send)
         try:
-            await _while_connected(receive, self._run(send, scope[SEND_BODY]))
+            await _while_connected(receive, self._run(send, scope[SEND_BODY], scope.get(BODY_WRITER)))
         except ApiError as e:
             if not self._started:
                 await e.response(scope["path"])(scope, receive, send)
@@ -62,16 +76,19 @@ class EventStream(Response):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 self._started = True
 
-    async def _run(self, send: Send, send_body: Send) -> None:
-        """send: of the application, whose layers look at how a response starts. send_body: below them."""
-        last, sending = time.monotonic(), False
+    async def _run(self, send: Send, send_body: Send, writer: BodyWriter | None) -> None:
+        """send: of the application, whose layers look at how a response starts. send_body, writer: below them."""
+        self._last, sending = time.monotonic(), False
+        if self._relay is not None and writer is not None:
+            self._relay.generation.relay(writer.ready, self._sink(self._relay, writer))
 
         async def ping() -> None:
             while True:
-                await asyncio.sleep(max(0.001, last + self._ping_seconds - time.monotonic()))
-                if not sending and time.monotonic() - last >= self._ping_seconds:
+                await asyncio.sleep(max(0.001, self._last + self._ping_seconds - time.monotonic()))
+                if not sending and time.monotonic() - self._last >= self._ping_seconds:
                     await self._start(send)
                     await send_body({"type": "http.response.body", "body": self._ping, "more_body": True})
+                    self._last = time.monotonic()
 
         pinging = asyncio.create_task(ping()) if self._ping_seconds else None
         try:
@@ -81,12 +98,24 @@ class EventStream(Response):
                         await self._start(send)
                     sending = True
                     await send_body({"type": "http.response.body", "body": event, "more_body": True})
-                    last, sending = time.monotonic(), False
+                    self._last, sending = time.monotonic(), False
         finally:
+            if self._relay is not None:
+                self._relay.generation.end_relay()
             if pinging is not None:
                 pinging.cancel()
                 await asyncio.gather(pinging, return_exceptions=True)
         await send_body({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _sink(self, relay: Relay, writer: BodyWriter) -> Callable[[int, Delta], None]:
+        written, write, monotonic = relay.written, writer.write, time.monotonic
+
+        def put(choice: int, delta: Delta) -> None:
+            if part := written(choice, delta):
+                write(part)
+                self._last = monotonic()
+
+        return put
 
 
 class Whole(Protocol):
