@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
 #include <stdexcept>
 
@@ -138,12 +139,22 @@ Batch batch_of(nb::handle batch) {
   return b;
 }
 
-std::vector<std::tuple<int, double, double>> run(Program& program, nb::handle batch, Out<int32_t, nb::ndim<1>> ids,
-                                                 Out<float, nb::ndim<1>> logprobs, Out<int32_t, nb::ndim<1>> ranks,
-                                                 Out<int32_t, nb::ndim<2>> top_ids,
+// A batch that was looked through, and the arrays that it is in: whoever holds one may change what is in them.
+struct StepArrays {
+  nb::object owner;
+  Batch batch;
+  int most_top() const {
+    const int* top = batch.sampling.num_top;
+    return batch.rows ? std::max(0, *std::max_element(top, top + batch.rows)) : 0;
+  }
+};
+
+std::vector<std::tuple<int, double, double>> run(Program& program, const StepArrays& arrays,
+                                                 Out<int32_t, nb::ndim<1>> ids, Out<float, nb::ndim<1>> logprobs,
+                                                 Out<int32_t, nb::ndim<1>> ranks, Out<int32_t, nb::ndim<2>> top_ids,
                                                  Out<float, nb::ndim<2>> top_logprobs, Out<bool, nb::ndim<1>> invalid,
                                                  bool timed) {
-  const Batch b = batch_of(batch);
+  const Batch& b = arrays.batch;
   const auto rows = static_cast<size_t>(b.rows);
   for (size_t n :
        {ids.shape(0), logprobs.shape(0), ranks.shape(0), top_ids.shape(0), top_logprobs.shape(0), invalid.shape(0)})
@@ -424,6 +435,17 @@ NB_MODULE(_native, m) {
           },
           "small_bytes"_a, "full_bytes"_a);
 
+  nb::class_<StepArrays>(m, "StepArrays")
+      .def(
+          "__init__",
+          [](StepArrays* self, nb::object batch) {
+            Batch found = batch_of(batch);
+            new (self) StepArrays{std::move(batch), std::move(found)};
+          },
+          "batch"_a)
+      .def_prop_ro("rows", [](const StepArrays& a) { return a.batch.rows; })
+      .def_prop_ro("most_top", &StepArrays::most_top);
+
   nb::class_<Program>(m, "Program")
       .def(
           "__init__",
@@ -444,7 +466,7 @@ NB_MODULE(_native, m) {
             p.set_adapter(slot, std::move(memory), specs);
           },
           "slot"_a, "memory"_a.none(), "parts"_a)
-      .def("run", &run, "batch"_a, "token_ids"_a.noconvert(), "logprobs"_a.noconvert(), "ranks"_a.noconvert(),
+      .def("run", &run, "arrays"_a, "token_ids"_a.noconvert(), "logprobs"_a.noconvert(), "ranks"_a.noconvert(),
            "top_ids"_a.noconvert(), "top_logprobs"_a.noconvert(), "invalid"_a.noconvert(), "timed"_a)
       .def("logits",
            [](nb::handle_t<Program> self) {

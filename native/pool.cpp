@@ -13,9 +13,9 @@
 namespace octavo {
 namespace {
 
-constexpr int kPauses = 2000;            // about 40 us; a balanced barrier takes well under 1 us
-constexpr int kBarrierWaitUs = 100;      // then sleep: the other worker lost its processor
-constexpr int kBetweenRunsWaitUs = 200;  // a wake takes 20-30 us, so stay awake while steps follow each other
+constexpr int kPauses = 2000;             // about 40 us; a balanced barrier takes well under 1 us
+constexpr int kBarrierWaitUs = 100;       // then sleep: the other worker lost its processor
+constexpr int kBetweenRunsWaitUs = 1000;  // a wake takes 20-30 us, so stay awake while steps follow each other
 constexpr int kMaxWorkers = 256;
 
 void pause() {

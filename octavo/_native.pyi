@@ -159,6 +159,18 @@ class ProgramSpec:
     def add_node(self, node: Node) -> None: ...
     def set_arena(self, small_bytes: int, full_bytes: int) -> None: ...
 
+class StepArrays:
+    """A batch whose arrays have the right types and sizes. What is in them may change between runs."""
+
+    def __init__(self, batch: StepBatch) -> None:
+        """Raises ValueError naming the array that has not."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def most_top(self) -> int:
+        """The most alternatives that a row wants."""
+
 class Program:
     def __init__(self, pool: Pool, isa: str, spec: ProgramSpec) -> None: ...
     @property
@@ -176,7 +188,7 @@ class Program:
 
     def run(
         self,
-        batch: StepBatch,
+        arrays: StepArrays,
         token_ids: NDArray[np.int32],
         logprobs: NDArray[np.float32],
         ranks: NDArray[np.int32],

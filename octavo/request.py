@@ -190,6 +190,10 @@ class Request:
         """Tokens known so far, prompt and output."""
         return len(self.prompt_ids) + len(self.output_ids)
 
+    @property
+    def last_token(self) -> int:
+        return self.output_ids[-1] if self.output_ids else self.prompt_ids[-1]
+
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Tokens [start, stop) of prompt followed by output."""
         n = len(self.prompt_ids)

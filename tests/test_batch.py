@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import numpy as np
 
-from octavo.backends.base import Limits
+from octavo.backends.base import Limits, StepBatch
 from octavo.cache.groups import Copy
 from octavo.request import Request, SamplingParams
 from octavo.sampling.definition import noise_key
@@ -121,3 +124,60 @@ def test_block_tables_follow_growth_replacement_and_new_occupants() -> None:
     other.tables = [[8]]
     assert table(other, 10) == [8]
     assert builder._blocks[0][1].tolist() == [8] + [0] * 15
+
+
+def test_decodes_that_go_on_are_what_a_new_builder_makes() -> None:
+    """Steps of the same decodes share arrays: after any other step, and whatever a sequence wants, they have what
+    arrays made anew have."""
+    rng = random.Random(0)
+    builder = BatchBuilder(LIMITS, 2)
+    next_block = itertools.count()
+    running: dict[int, Request] = {}
+    num_shared, before = 0, None
+    for number in range(600):
+        if number % 40 == 0 or not running:
+            slot, params = (
+                rng.randrange(4),
+                rng.choice([{}, {}, {"logprobs": 2}, {"presence_penalty": 0.5}, {"top_k": 3}]),
+            )
+            running[slot] = make(f"r{number}", [1] * rng.randint(1, 30), temperature=rng.random(), **params)
+            running[slot].tables = [[], []]
+        if rng.random() < 0.02:
+            del running[rng.choice(list(running))]
+        works = []
+        for slot, request in running.items():
+            stop = (
+                request.num_tokens if rng.random() < 0.98 else rng.randint(request.num_computed + 1, request.num_tokens)
+            )
+            for table in request.tables:
+                table += [next(next_block) % 90 for _ in range(-(-stop // 16) - len(table))]
+            if rng.random() < 0.02:
+                request.tables[1] = [block + 100 for block in request.tables[1]]
+            draws = stop == request.num_tokens
+            works.append(Work(request, slot, request.num_computed, stop - request.num_computed, stop, 0, draws))
+        step = Step(works, [[Copy(1, 2)], []] if rng.random() < 0.02 else [[], []])
+        if not works:
+            continue
+        batch, fresh = builder.build(step), BatchBuilder(LIMITS, 2).build(step)
+        num_shared += batch is before
+        before = batch
+        for name, got, want in zip(StepBatch._fields, batch, fresh, strict=True):
+            if name == "block_tables":
+                for work, g in itertools.product(range(len(works)), range(2)):
+                    table = works[work].request.tables[g]
+                    assert got[g][work, : len(table)].tolist() == table
+            elif name == "copies":
+                assert [c.tolist() for c in got] == [c.tolist() for c in want]
+            elif name == "sampling":
+                for field, a, b in zip(got._fields, got, want, strict=True):
+                    np.testing.assert_array_equal(a, b, field)
+            else:
+                np.testing.assert_array_equal(got, want, name)
+                assert got.dtype == want.dtype
+        for work in works:
+            work.request.num_computed = work.stop
+            if work.draws:
+                work.request.output_ids.append(rng.randrange(50))
+            if work.request.num_tokens > 250:
+                running.pop(work.slot)
+    assert num_shared > 150

@@ -42,7 +42,7 @@ class FanOut:
                 assert progress.error is None
                 self.num_cached[progress.id, progress.choice] = progress.num_cached
                 self.num_scores[progress.id] += len(progress.prompt_logprobs)
-            stats = output.stats
+            stats = self.engine.stats()
             self.most_held = max(self.most_held, stats.kv_blocks_held)
             if stats.num_running:
                 self.waste.append((stats.kv_blocks_held * BLOCK_SIZE - stats.kv_slots_filled) / stats.num_running)

@@ -182,8 +182,9 @@ for i in range(6):
     prompt = [rng.randrange(49152) for _ in range(300)]
     engine.add(Add(str(i), prompt, SamplingParams(max_tokens=4, ignore_eos=True, logprobs=5), seed=i))
 blocks = 0
-while (output := engine.step()) is not None:
-    blocks = max(blocks, output.stats.kv_blocks_held + output.stats.kv_blocks_cached)
+while engine.step() is not None:
+    stats = engine.stats()
+    blocks = max(blocks, stats.kv_blocks_held + stats.kv_blocks_cached)
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 loaded = engine.loaded
 end = time.monotonic() + 300

@@ -44,7 +44,7 @@ def test_waste_is_under_a_block_per_sequence() -> None:
 
 
 def test_waste_of_the_engine(data: Path) -> None:
-    """The same lengths decoded by the engine from prompts of 16 tokens, by the stats it sends with every step."""
+    """The same lengths decoded by the engine from prompts of 16 tokens, by its stats after every step."""
     rng = random.Random(0)
     lengths = [rng.randint(32, 1024) for _ in range(64)]
     model = str(data / "gguf" / "tiny-llama-q4_0.gguf")
@@ -56,7 +56,7 @@ def test_waste_of_the_engine(data: Path) -> None:
         engine.add(Add(f"r{i}", prompt, SamplingParams(max_tokens=length - 16, ignore_eos=True), seed=i))
     waste, decoded = [], 0
     while (output := engine.step()) is not None:
-        stats, decoded = output.stats, decoded + sum(len(p.token_ids) for p in output.progress)
+        stats, decoded = engine.stats(), decoded + sum(len(p.token_ids) for p in output.progress)
         if stats.num_running:
             waste.append((stats.kv_blocks_held * BLOCK_SIZE - stats.kv_slots_filled) / stats.num_running)
     assert decoded == sum(lengths) - 64 * 16

@@ -158,6 +158,8 @@ class CpuProgram:
         self.graph = graph
         self._program = program
         self._lowered = lowered
+        self._batch: StepBatch | None = None  # the last one
+        self._arrays: _native.StepArrays | None = None  # of it
 
     @property
     def arena_bytes(self) -> int:
@@ -204,10 +206,10 @@ class CpuProgram:
         return out if value.dtype is DType.A8 else out.astype(np.float32)
 
     def _run(self, batch: StepBatch, timed: bool) -> tuple[StepResult, list[tuple[int, float, float]]]:
-        rows = len(batch.logit_rows)
-        width = max(0, int(batch.sampling.num_top.max())) if rows else 0
-        result = StepResult.nothing(rows, width)
-        return result, self._program.run(batch, *result, timed=timed)
+        if self._arrays is None or self._batch is not batch:
+            self._arrays, self._batch = _native.StepArrays(batch), batch
+        result = StepResult.nothing(self._arrays.rows, self._arrays.most_top)
+        return result, self._program.run(self._arrays, *result, timed=timed)
 
 
 class _AdapterLayout(NamedTuple):

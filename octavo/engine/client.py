@@ -229,7 +229,7 @@ class EngineClient:
             except zmq.Again:
                 return
             if isinstance(event, StepOutput):
-                self.stats = event.stats
+                self.stats = event.stats or self.stats
                 for progress in event.progress:
                     if progress.token_ids or progress.finish_reason is not None:
                         self._backlog.begun(progress.id)

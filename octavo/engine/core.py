@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from octavo.grammar.compiler import Compiler
 
 
+STATS_SECONDS = 0.02
+"""Stats go with a step where a request has come or ended since, or so long after the last: a step of one stream takes a
+quarter of it, and counting costs as much as scheduling."""
+
+
 class Engine:
     """Not thread-safe, but for `wake`. `add` and `abort` may be called between steps."""
 
@@ -50,6 +55,7 @@ class Engine:
         self._steps = 0
         self._checked = 0  # steps at the last check
         self._step_seconds = 0.0
+        self._told = 0, 0.0  # requests received, and the time, when Stats were told last
         self.clock = StepClock()
         self._compiler: Compiler | None = None  # made for the first grammar
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable after `wake`, until the next step
@@ -202,7 +208,8 @@ class Engine:
         """Compute one step. None when there was nothing to do or to tell."""
         started, clock = time.perf_counter(), self.clock
         clock.begin()
-        self._sleep_again()
+        if not self._scheduler.runs_all:
+            self._sleep_again()
         if self._tier is not None:
             self._tier.work()
         step = self._scheduler.schedule()
@@ -227,12 +234,21 @@ class Engine:
         self._step_seconds += seconds
         self._scheduler.took(step, seconds)
         clock.end(Phase.COMMIT)
-        output = StepOutput(self._epoch, ended + [_progress(u) for u in updates], self.stats())
+        progress = ended + [_progress(u) for u in updates]
+        output = StepOutput(self._epoch, progress, self.stats() if self._tells_stats(progress) else None)
         clock.end(Phase.EMIT)
         return output
 
+    def _tells_stats(self, progress: list[Progress]) -> bool:
+        received, told = self._told
+        now = time.monotonic()
+        if now < told + STATS_SECONDS and received == self._received and not any(p.finish_reason for p in progress):
+            return False
+        self._told = self._received, now
+        return True
+
     def _sleep_again(self) -> None:
-        """Before gates are looked at, so that none opens unseen."""
+        """Before gates are looked at, so that none opens unseen. Where there are none, nobody sleeps after the step."""
         try:
             os.eventfd_read(self.wakeup)
         except BlockingIOError:

@@ -117,7 +117,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's own numbers; sent with each step and every second when idle. Counters only go up."""
+    """The engine's own numbers; sent with steps (`StepOutput`) and every second when idle. Counters only go up."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -158,7 +158,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 class StepOutput(msgspec.Struct, tag="step", frozen=True):
     epoch: int
     progress: list[Progress]
-    stats: Stats
+    stats: Stats | None = None  # where they are not those of the step before
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,8 @@ from collections.abc import Callable
 class Phase(enum.StrEnum):
     """What the engine does in a step, in this order."""
 
+    __hash__ = str.__hash__  # Enum's own is a function of Python
+
     SCHEDULE = "schedule"  # which tokens of which requests, and blocks for them
     BATCH = "batch"  # the step as flat arrays
     RUN = "run"  # the program

@@ -65,6 +65,10 @@ class SamplingTable:
         else:
             self.special.add(slot)
 
+    def is_constant(self, slot: int) -> bool:
+        """Whether nothing that a draw of the slot depends on changes from step to step, but the position."""
+        return self.biases[slot] is None and self.histories[slot] is None and slot not in self.special
+
 
 class Bias:
     """What is added to single logits: `logit_bias`; -inf for banned words and, before `min_tokens`, for the ids that end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,26 @@ from octavo.sched.step import Step, Work
 
 NO_SLOTS: Mapping[str, int] = MappingProxyType({})
 _NO_COPIES: I32 = np.zeros((0, 2), np.int32)
+SPARE_BLOCKS = 16
+"""Columns of block tables that are kept for several steps, beyond what the first of them needs."""
+
+
+class Decodes(NamedTuple):
+    """A batch in which each sequence draws one token, and nothing that a draw depends on changes but its position: it
+    serves for as long as the same sequences go on, with other tokens at other positions."""
+
+    requests: list[Request]
+    slots: list[int]
+    batch: StepBatch
+
+    def continued_by(self, step: Step) -> bool:
+        works = step.work
+        return (
+            [work.request for work in works] == self.requests
+            and [work.slot for work in works] == self.slots
+            and all(work.is_decode for work in works)
+            and not any(step.copies)
+        )
 
 
 class BatchBuilder:
@@ -31,9 +51,14 @@ class BatchBuilder:
         self._seen: list[list[tuple[list[int], int]]] = [[([], 0)] * limits.max_seqs for _ in range(num_groups)]
         self._adapters = adapters
         self._steps: I32 = np.arange(limits.max_tokens, dtype=np.int32)
+        self._decodes: Decodes | None = None  # the last batch, where it was one
 
     def build(self, step: Step) -> StepBatch:
-        """The arrays of `step`; they are the caller's, and describe the requests as they are now."""
+        """The arrays of `step`, which describe the requests as they are now. Valid until the next call."""
+        if self._decodes is not None and self._decodes.continued_by(step):
+            batch = self._continue(self._decodes.batch, step.work)
+            if batch is not None:
+                return batch
         works = step.work
         token_ids: list[int] = []
         pairs = False
@@ -55,8 +80,12 @@ class BatchBuilder:
         context_lens = starts + counts
         positions = np.repeat(starts - seq_starts[:-1], counts) + self._steps[: len(token_ids)]
         most = blocks_for(int(context_lens.max()))
+        steady = not pairs and not any(step.copies)
+        steady = steady and all(work.is_decode and self._table.is_constant(work.slot) for work in works)
+        if steady:
+            most += SPARE_BLOCKS
         logit_rows, sampling = self._rows(works, slots, seq_starts, context_lens)
-        return StepBatch(
+        batch = StepBatch(
             token_ids=np.array(token_ids, np.int32),
             positions=positions,
             seq_starts=seq_starts,
@@ -68,6 +97,25 @@ class BatchBuilder:
             token_types=_token_types(works) if pairs else NO_TYPES,
             adapters=self._slots(works, counts) if self._adapters else NO_ADAPTERS,
         )
+        self._decodes = Decodes([work.request for work in works], slots.tolist(), batch) if steady else None
+        return batch
+
+    def _continue(self, batch: StepBatch, works: list[Work]) -> StepBatch | None:
+        """`batch` with the tokens that come next; None where a block table has become too long for it."""
+        token_ids, positions, context_lens = batch.token_ids, batch.positions, batch.context_lens
+        for row, work in enumerate(works):
+            token_ids[row] = work.request.last_token
+            positions[row] = work.start
+            context_lens[row] = work.stop  # which is the position that is drawn for
+            for g, table in enumerate(work.request.tables):
+                seen, length = self._seen[g][work.slot]
+                if seen is not table or length != len(table):
+                    self._follow(g, work.slot, table)
+                    kept = batch.block_tables[g][row]
+                    if len(table) > len(kept):
+                        return None
+                    kept[:] = self._blocks[g][work.slot, : len(kept)]
+        return batch
 
     def _slots(self, works: list[Work], counts: I32) -> I32:
         """The adapter of each token."""

@@ -23,7 +23,9 @@ REMEMBERED = 16
 """Steps of each power of two of tokens. Few, so that a machine that became slower is noticed within as many steps."""
 
 FIT_STEPS = 8
-"""Steps between two fits: one takes 0.3 ms."""
+MOST_UNFIT = 64
+"""Steps between two fits: of those that are asked for, and where nobody asks. One takes 0.3 ms, and the caches it finds
+full of weights; where streams decode and nothing waits, nobody asks."""
 
 OUTLIER = 0.2
 """Relative error from which on a step counts no more than one with this error (Huber's loss)."""
@@ -61,24 +63,28 @@ class StepCost:
 
     def __init__(self) -> None:
         self._seen: dict[int, deque[tuple[Load, float]]] = {}
-        self._factors: NDArray[np.float64] = np.zeros(len(Load._fields))
-        self._steps_to_fit = 0
+        self._factors = (0.0,) * len(Load._fields)
+        self._num_known = 0  # steps remembered at the last fit
+        self._num_new = 0  # observed since
         self._errors: deque[float] = deque([0.0], maxlen=64)
 
     def predict(self, load: Load) -> float:
         """Seconds of a step."""
-        return float(self._factors @ load)
+        return _sum_of(self._fitted(), load)
 
-    def observe(self, load: Load, seconds: float) -> None:
-        """A step took so long."""
+    def observe(self, load: Load, seconds: float) -> float:
+        """A step took so long. Returns what had been thought of it."""
+        thought = _sum_of(self._factors, load)
         if self._seen:
-            self._errors.append(abs(self.predict(load) / seconds - 1))
-        self._seen.setdefault(load.num_tokens.bit_length(), deque(maxlen=REMEMBERED)).append((load, seconds))
-        self._steps_to_fit -= 1
-        if self._steps_to_fit <= 0:
+            self._errors.append(abs(thought / seconds - 1))
+        size = load.num_tokens.bit_length()
+        if size not in self._seen:
+            self._seen[size] = deque(maxlen=REMEMBERED)
+        self._seen[size].append((load, seconds))
+        self._num_new += 1
+        if self._num_new >= min(MOST_UNFIT, self._num_known):
             self._fit()
-            known = sum(map(len, self._seen.values()))
-            self._steps_to_fit = min(FIT_STEPS, known)  # the first steps are waited for
+        return thought
 
     @property
     def error(self) -> float:
@@ -87,7 +93,7 @@ class StepCost:
 
     def most_tokens(self, start: int, seconds: float) -> int:
         """Tokens from position `start` on that a step computes in so much more time, with one row."""
-        _, token, pair, context, row = self._factors.tolist()
+        _, token, pair, context, row = self._fitted()
         linear = token + pair * (start + 0.5) + context
         left = seconds - context * start - row
         if left <= 0:
@@ -103,11 +109,17 @@ class StepCost:
 
     def prefill_seconds(self, start: int, stop: int, chunk: int) -> float:
         """Of the tokens [start, stop) in steps of `chunk` with nothing beside them."""
-        fixed, token, pair, context, row = self._factors.tolist()
+        fixed, token, pair, context, row = self._fitted()
         n = stop - start
         num_steps = -(-n // chunk)
         middle = (start + stop) / 2
         return float(num_steps * (fixed + context * middle) + n * (token + pair * middle) + row)
+
+    def _fitted(self) -> tuple[float, ...]:
+        """The factors, of all but the latest steps."""
+        if self._num_new >= min(FIT_STEPS, max(1, self._num_known)):  # the first steps are waited for
+            self._fit()
+        return self._factors
 
     def _fit(self) -> None:
         """Least squares of the relative error, all factors at least zero."""
@@ -121,7 +133,19 @@ class StepCost:
         for _ in range(4):
             factors = _nonnegative(loads * weights[:, None], weights)
             weights = np.sqrt(OUTLIER / np.maximum(np.abs(loads @ factors - 1), OUTLIER))
-        self._factors = factors / scale
+        self._factors = tuple((factors / scale).tolist())
+        self._num_known, self._num_new = len(seen), 0
+
+
+def _sum_of(factors: tuple[float, ...], load: Load) -> float:
+    fixed, token, pair, context, row = factors
+    return (
+        fixed * load.num_steps
+        + token * load.num_tokens
+        + pair * load.num_pairs
+        + context * load.num_context
+        + row * load.num_rows
+    )
 
 
 def _nonnegative(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -20,14 +20,14 @@ class Rows:
         self._result = result
         self._states = states
         self._token_ids: list[int] = result.token_ids.tolist()
-        self._invalid: list[bool] | None = result.invalid.tolist() if result.invalid.any() else None
+        self._invalid: list[bool] = result.invalid.tolist()
         self._row = 0
 
     def error(self, work: Work) -> str | None:
         """Why the rows of `work` cannot be used; takes none."""
         if work.request.pool is not None and not np.isfinite(self._pooled(work)).all():
             return f"the model computed no finite state at tokens {work.start} to {work.stop - 1}"
-        if self._invalid is None or not any(self._invalid[self._row : self._row + work.num_rows]):
+        if True not in self._invalid[self._row : self._row + work.num_rows]:
             return None
         constraint = work.request.constraint
         if constraint is not None and constraint.error is not None:

@@ -142,6 +142,11 @@ class Scheduler:
         """A request is live. It may wait for a gate: then `schedule` gives None."""
         return bool(self._live)
 
+    @property
+    def runs_all(self) -> bool:
+        """Requests run and none waits."""
+        return bool(self._running) and not self._queue
+
     # A step
 
     def schedule(self) -> Step | None:
@@ -226,9 +231,7 @@ class Scheduler:
 
     def took(self, step: Step, seconds: float) -> None:
         """`step` was scheduled, run and committed in so much time."""
-        load = load_of(step.work)
-        self._predicted_seconds += self._cost.predict(load)
-        self._cost.observe(load, seconds)
+        self._predicted_seconds += self._cost.observe(load_of(step.work), seconds)
 
     def next_deadline(self) -> float | None:
         """When `schedule` has something to do although nothing else happens, by the clock."""

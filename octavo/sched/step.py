@@ -33,6 +33,11 @@ class Work(NamedTuple):
     def num_rows(self) -> int:
         return self.num_scored + self.draws
 
+    @property
+    def is_decode(self) -> bool:
+        """The last token known, which draws the next, and nothing else."""
+        return self.num_tokens == 1 and self.draws and not self.num_scored
+
 
 class Step(NamedTuple):
     """Valid until it is committed."""
