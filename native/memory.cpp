@@ -18,7 +18,9 @@ namespace octavo {
 
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25  // Linux 6.1
+#endif
 
 class Refused : public std::bad_alloc {
  public:
@@ -41,14 +43,14 @@ size_t pages_of(size_t bytes) {
 }
 
 // Address space of pages_of(bytes), from an address on that huge pages can begin at.
-uint8_t* reserve(size_t bytes, int protection, bool huge_pages) {
+uint8_t* reserve(size_t bytes, int protection, bool aligned) {
   const size_t size = pages_of(bytes);
-  const size_t slack = huge_pages ? kHugePage : 0;
+  const size_t slack = aligned ? kHugePage : 0;
   if (size < bytes || size + slack < size) throw Refused(bytes);  // more than there are addresses
   void* p = mmap(nullptr, size + slack, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) throw Refused(bytes);
   auto* start = static_cast<uint8_t*>(p);
-  auto* data = reinterpret_cast<uint8_t*>(align_up(reinterpret_cast<size_t>(start), huge_pages ? kHugePage : 1));
+  auto* data = reinterpret_cast<uint8_t*>(align_up(reinterpret_cast<size_t>(start), aligned ? kHugePage : 1));
   if (data > start) munmap(start, static_cast<size_t>(data - start));
   const size_t tail = slack - static_cast<size_t>(data - start);
   if (tail) munmap(data + size, tail);
@@ -65,7 +67,7 @@ void poison([[maybe_unused]] uint8_t* data, [[maybe_unused]] size_t bytes) {
 
 Memory::Memory(size_t bytes, bool huge_pages) : bytes_(bytes) {
   const size_t size = pages_of(bytes);
-  data_ = reserve(bytes, PROT_READ | PROT_WRITE, huge_pages);
+  data_ = reserve(bytes, PROT_READ | PROT_WRITE, huge_pages || bytes >= kHugePage);
   madvise(data_, size, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);  // whatever the system's default; may be refused
   poison(data_, bytes);
 }
@@ -88,6 +90,10 @@ Memory::~Memory() {
   __asan_unpoison_memory_region(data_ + bytes_, pages_of(bytes_) - bytes_);
 #endif
   munmap(data_, pages_of(bytes_));
+}
+
+bool Memory::make_huge(size_t offset, size_t bytes) {
+  return !madvise(data_ + offset, bytes, MADV_HUGEPAGE) && !madvise(data_ + offset, bytes, MADV_COLLAPSE);
 }
 
 size_t Memory::touched_bytes() const {

@@ -86,6 +86,7 @@ Program::Program(std::shared_ptr<Pool> pool, const Kernels& kernels, ProgramSpec
       kernels_(kernels),
       spec_(std::move(spec)),
       arena_(std::max(spec_.arena_bytes[0], spec_.arena_bytes[1]), true),
+      kv_pages_(spec_.groups.size()),
       counters_(spec_.nodes.size()),
       adapters_(static_cast<size_t>(std::max(spec_.limits.max_adapters, 0))),
       workers_(static_cast<size_t>(pool_->size())) {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <deque>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -88,6 +89,8 @@ struct GroupSpec {
   KvType type;
   int layers, kv_heads, head_dim, value_dim, num_blocks;
   size_t block_bytes() const { return kv_block_bytes(type, head_dim, value_dim); }
+  // Blocks of a head that fill whole huge pages; where they divide num_blocks, those of every head do.
+  int huge_blocks() const { return static_cast<int>(kHugePage / std::gcd(kHugePage, block_bytes())); }
   KvLayer layer(int index) const;
 };
 
@@ -215,6 +218,11 @@ class Program {
     std::shared_ptr<const Memory> memory;
     std::vector<LoraWeights> parts;  // per target
   };
+  struct KvPages {  // of a KV group: huge_blocks() of each head are made huge pages once all of them have been used
+    int used = 0;   // blocks: ids are handed out from 0 on
+    int done = 0;   // of them, those of all heads of all layers
+    int heads = 0;  // of all layers, those whose next ones are done
+  };
   struct AdapterRows {  // rows [begin, end) of the step have the adapter of this slot, or none: -1
     int begin, end, slot;
   };
@@ -245,6 +253,7 @@ class Program {
 
   template <bool timed> void work(const Step& step, int worker, std::vector<Span>* spans);
   void prepare(const Step& step, int worker);
+  void make_huge_pages(const Batch& batch);
   void execute(const Node& node, const Step& step, int worker);
   void linear(const Node& node, const Step& step, int worker);
   void rope_kv(const Node& node, const Step& step, int worker);
@@ -276,6 +285,7 @@ class Program {
   KvTiles kv_tiles_;
   std::vector<std::vector<float>> cos_, sin_;  // per rope [T][rot / 2]
   std::vector<std::vector<int32_t>> slots_;    // per group [T] block of the token
+  std::vector<KvPages> kv_pages_;              // per group
   std::vector<Counter> counters_;              // per node: next attention item, task of columns, or row to sample
   Counter next_draw_;                          // of a node that counts tasks before
   std::vector<DrawRow> draw_rows_;             // of this step, where draws are made beside the head's product

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from octavo import _native
 from octavo.backends import cpu_weights
 from octavo.backends.base import BLOCK_SIZE, KV_SPLIT, SMALL_T, Limits, StepBatch
-from octavo.backends.cpu import CpuBackend, CpuProgram, CpuState
+from octavo.backends.cpu import HUGE_PAGE, CpuBackend, CpuProgram, CpuState
 from octavo.backends.diff import greedy, make_step
 from octavo.graph.fuse import count, fuse
 from octavo.models import build_graph
@@ -24,6 +25,7 @@ from tests.small_fixtures import ALL
 DATA = Path(__file__).parent / "data"
 LIMITS = Limits(max_tokens=160, max_rows=160, max_seqs=8, max_model_len=1200)
 NUM_BLOCKS = 100
+_LINUX = tuple(map(int, platform.release().split(".")[:2]))
 MODELS = {
     "q4_1": (DATA / "gguf/tiny-llama-q4_1.gguf", "auto"),
     "q8_0": (DATA / "gguf/tiny-llama-q8_0.gguf", "auto"),
@@ -242,6 +244,28 @@ def test_the_cache_is_touched_on_use() -> None:
     arenas = len(group.layers) * group.kv_heads
     assert 0 < one <= arenas * 2 * 4096 and state.touched_bytes <= 2 * one
     assert state.arenas[0].num_bytes == CpuBackend().block_bytes(program.graph)[0] * NUM_BLOCKS
+
+
+@pytest.mark.skipif(_LINUX < (6, 1), reason="this kernel does not make huge pages of small ones when asked to")
+def test_blocks_that_are_used_get_huge_pages() -> None:
+    """When a huge page of each layer and head is full of blocks that were used, in one step after the other; what is in
+    them stays."""
+    backend = CpuBackend(num_threads=1)
+    checkpoint, graph = checkpoint_and_graph("q4_1")
+    group = graph.groups[0]
+    heads = len(group.layers) * group.kv_heads
+    num_blocks = HUGE_PAGE // (backend.block_bytes(graph)[0] // heads)
+    state = backend.make_state(graph, [num_blocks])
+    program = backend.compile(graph, backend.pack(graph, checkpoint), state, LIMITS)
+    program.run(make_step([(token_ids(20), 0, [7, num_blocks - 2])]))
+    before = state.blocks[0][:, [7, num_blocks - 2]]
+    for _ in range(2 * heads):
+        program.run(make_step([([5], 0, [9])]))
+    assert state.touched_bytes < HUGE_PAGE / 2  # not all blocks have been used
+    for _ in range(heads):
+        program.run(make_step([([5], 0, [num_blocks - 1])]))
+    assert state.touched_bytes == heads * HUGE_PAGE
+    np.testing.assert_array_equal(state.blocks[0][:, [7, num_blocks - 2]], before)
 
 
 def wrong_batches() -> Iterator[tuple[str, Callable[[StepBatch], StepBatch], str]]:

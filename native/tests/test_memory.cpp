@@ -36,6 +36,17 @@ void test_huge_pages() {
   }
 }
 
+// Small pages that become huge ones keep what is in them; where the system has none, nothing happens.
+void test_small_pages_become_huge() {
+  const size_t bytes = 3 * kHugePage;
+  Memory memory(bytes, false);
+  CHECK(reinterpret_cast<size_t>(memory.data()) % kHugePage == 0);
+  for (size_t i = 0; i < bytes; i += 64) memory.data()[i] = static_cast<uint8_t>(i >> 6);
+  memory.make_huge(kHugePage, kHugePage);
+  for (size_t i = 0; i < bytes; i++) CHECK(memory.data()[i] == (i % 64 ? 0 : static_cast<uint8_t>(i >> 6)));
+  CHECK(memory.touched_bytes() == bytes);
+}
+
 void test_refused() {
   for (size_t bytes : {size_t{1} << 60, ~size_t{0}}) {
     std::string text;
@@ -77,6 +88,7 @@ int main() {
   test_reserve();
   puts("reserve");
   test_huge_pages();
+  test_small_pages_become_huge();
   puts("huge pages");
   test_refused();
   puts("refusal");

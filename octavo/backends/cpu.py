@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,6 +23,9 @@ from octavo.graph.verify import verify
 from octavo.weights.adapter import Adapter, LowRank
 from octavo.weights.spec import Checkpoint
 
+HUGE_PAGE = 2 << 20
+"""Bytes, as in native/memory.h."""
+
 
 @dataclass(frozen=True)
 class CpuAdapter:
@@ -36,7 +40,7 @@ class CpuState:
     """One arena per KV group: [layer][kv head][block]. Touched on use."""
 
     arenas: list[_native.Memory]
-    num_blocks: list[int]
+    num_blocks: list[int]  # of a head: those that `make_state` was asked for and more
     blocks: list[NDArray[np.uint8]]  # the same memory, per group [layers * kv heads, blocks, bytes]
 
     @property
@@ -128,16 +132,21 @@ class CpuBackend:
         ]
 
     def make_state(self, graph: Graph, num_blocks: Sequence[int]) -> CpuState:
-        arenas, views = [], []
-        for group, size, blocks in zip(graph.groups, self.block_bytes(graph), num_blocks, strict=True):
-            # Small pages: with huge ones the first block of each layer and head would take two megabytes.
-            arena = _native.Memory(size * blocks, huge_pages=False)
-            view = arena.view(0, size * blocks)
+        arenas, rooms, views = [], [], []
+        for group, blocks in zip(graph.groups, num_blocks, strict=True):
+            heads = len(group.layers) * group.kv_heads
+            size = _native.kv_block_bytes(group.dtype.value, group.head_dim, group.v_dim)
+            per = HUGE_PAGE // math.gcd(HUGE_PAGE, size)  # those of a head that fill whole huge pages
+            room = blocks if blocks < per else -(-blocks // per) * per  # what is added is never touched
+            # Small pages at first: with huge ones the first block of each layer and head would take two megabytes.
+            arena = _native.Memory(heads * room * size, huge_pages=False)
+            view = arena.view(0, heads * room * size)
             if self._poison:
                 view[:] = 0xFF
             arenas.append(arena)
-            views.append(view.reshape(len(group.layers) * group.kv_heads, blocks, -1))
-        return CpuState(arenas, list(num_blocks), views)
+            rooms.append(room)
+            views.append(view.reshape(heads, room, -1)[:, :blocks])
+        return CpuState(arenas, rooms, views)
 
     def compile(self, graph: Graph, weights: CpuWeights, state: CpuState, limits: Limits) -> CpuProgram:
         graph = verify(fuse(verify(graph), self.fusions if self._fuse else ()))
