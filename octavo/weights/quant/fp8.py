@@ -18,7 +18,7 @@ KV_SCALES = (".k_scale", ".v_scale", ".q_scale", ".prob_output_scale", ".k_proj.
 
 
 def find(settings: Settings, tensors: Tensors) -> Found:
-    settings.serve("fmt", "e4m3")
+    settings.serve("fmt", "e4m3", "float8_e4m3fn")
     settings.serve("activation_scheme", "dynamic", "static")
     settings.known(
         "quant_method", "scale_fmt", "modules_to_not_convert", "ignored_layers", "kv_cache_scheme", "dequantize"
