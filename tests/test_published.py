@@ -1,15 +1,14 @@
 """Configs of checkpoints as they are published, without their weights: served whole, or refused for a true reason.
 
-tests/data/published.json has the keys and sizes of each (the factors of LongRoPE are others, and mixtures of experts have
-six layers) beside what transformers makes of them: all tensors with their shapes, the scale of attention, the rotation
+tests/data/published.json has the keys and sizes of each (the factors of LongRoPE are others, and most have their first
+layers alone) beside what transformers makes of them: all tensors with their shapes, the scale of attention, the rotation
 (`scripts/published-tensors`).
 """
 
 from __future__ import annotations
 
-import itertools
+import functools
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from octavo.weights.mapped import FileIdentity
 from octavo.weights.spec import CheckpointError, SourceTensor, TensorInfo, base_name
 from octavo.weights.text_model import ARCHITECTURES as WITH_IMAGES
 from octavo.weights.text_model import text_model
+from tests.folded import unfolded
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "data/published.json").read_text())
 
@@ -59,17 +59,7 @@ class Hollow:
         return []
 
 
-def unfolded(tensors: dict[str, list[int]]) -> dict[str, tuple[int, ...]]:
-    """Of "a.{0-31}.b" 32 names."""
-    found = {}
-    for line, shape in tensors.items():
-        parts = re.split(r"\{(\d+)-(\d+)\}", line)
-        spans = [range(int(first), int(last) + 1) for first, last in zip(parts[1::3], parts[2::3], strict=True)]
-        for numbers in itertools.product(*spans):
-            found["".join(a + str(b) for a, b in zip(parts[::3], (*numbers, ""), strict=True))] = tuple(shape)
-    return found
-
-
+@functools.cache
 def graph_of(name: str) -> tuple[Graph, Hollow]:
     entry = PUBLISHED[name]
     hollow = Hollow(name, entry["config"], entry["tensors"])
@@ -102,12 +92,12 @@ def rotations(graph: Graph) -> list[ops.Rope]:
 
 
 WINDOWS = {
-    "mistralai/Mistral-7B-v0.1": {4096: 32}, "google/gemma-2-2b-it": {4096: 13, None: 13},
-    "google/gemma-3-1b-it": {512: 22, None: 4}, "google/gemma-3-4b-it": {1024: 29, None: 5},
-    "allenai/Olmo-3-7B-Instruct": {4096: 24, None: 8}, "openai/gpt-oss-20b": {128: 3, None: 3},
-    "CohereForAI/c4ai-command-r7b-12-2024": {4096: 24, None: 8}, "LGAI-EXAONE/EXAONE-4.0-32B": {4096: 48, None: 16},
-    "Qwen/Qwen2.5-7B-Instruct with YaRN": {None: 28}, "microsoft/Phi-3-mini-4k-instruct": {2047: 32},
-    "bigcode/starcoder2-3b": {4096: 30}, "mistralai/Mistral-Small-3.1-24B-Instruct-2503": {None: 40},
+    "mistralai/Mistral-7B-v0.1": {4096: 8}, "google/gemma-2-2b-it": {4096: 4, None: 4},
+    "google/gemma-3-1b-it": {512: 7, None: 1}, "google/gemma-3-27b-it": {1024: 52, None: 10},
+    "allenai/Olmo-3-7B-Instruct": {4096: 6, None: 2}, "openai/gpt-oss-20b": {128: 3, None: 3},
+    "CohereForAI/c4ai-command-r7b-12-2024": {4096: 6, None: 2}, "LGAI-EXAONE/EXAONE-4.0-32B": {4096: 6, None: 2},
+    "Qwen/Qwen2.5-7B-Instruct with YaRN": {None: 8}, "microsoft/Phi-3-mini-4k-instruct": {2047: 8},
+    "bigcode/starcoder2-3b": {4096: 8}, "mistralai/Mistral-Small-3.1-24B-Instruct-2503": {None: 8},
 }  # fmt: skip
 
 

@@ -96,8 +96,8 @@ class GgufCheckpoint:
 
 
 def hf_name(gguf_name: str, family: Family, path: str) -> str:
-    """model.layers.3.self_attn.q_proj.weight of blk.3.attn_q.weight."""
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", gguf_name)
+    """model.layers.3.self_attn.q_proj.weight of blk.3.attn_q.weight. What only layers for drafts have (nextn.*) is left."""
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?((?:nextn\.)?\w+)\.(weight|bias)", gguf_name)
     if match:
         layer, stem, kind = match.groups()
         names = family.top if layer is None else family.layer
@@ -106,4 +106,6 @@ def hf_name(gguf_name: str, family: Family, path: str) -> str:
             return prefix + names[f"{stem}.{kind}"]
         if stem in names:
             return f"{prefix}{names[stem]}.{kind}"
+        if layer is not None and stem.startswith("nextn."):
+            return f"{prefix}{stem}.{kind}"
     raise CheckpointError(f"{path}: tensor {gguf_name!r} has no known meaning in this architecture")

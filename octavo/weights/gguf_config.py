@@ -21,6 +21,7 @@ _SCALING = {
     "original_context_length": "original_max_position_embeddings",
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
+    "yarn_attn_factor": "attention_factor",
 }
 """Metadata under `rope.scaling.` -> key of config.json."""
 
@@ -28,7 +29,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "expert_count": (0,),
     "expert_used_count": (0,),
-    "nextn_predict_layers": (0,),
     "tensor_data_layout": ("jploski", "Meta AI original pth"),
     "logit_scale": (1.0,),
     "attention.max_alibi_bias": (0.0,),
@@ -45,6 +45,7 @@ class GgufConfig:
         self._architecture = str(gguf.metadata.get("general.architecture"))
         self._read: set[str] = set()
         self.family = self._family()
+        self._layers = self._count_layers()
         self.values = self._make()
         self._refuse_unread()
 
@@ -69,12 +70,17 @@ class GgufConfig:
             raise CheckpointError(f"{self._path}: metadata {key!r} is missing")
         return default[0]
 
+    def _count_layers(self) -> Any:
+        """Without those behind the last that only predict further tokens."""
+        blocks, drafts = self._value("block_count"), self._value("nextn_predict_layers", 0)
+        return blocks - drafts if type(blocks) is type(drafts) is int else blocks
+
     def _make(self) -> dict[str, Any]:
         """Sources of defaults: the GGUF specification."""
         family, value, tensors = self.family, self._value, self._gguf.tensors
         values: dict[str, Any] = {
             "intermediate_size": value("feed_forward_length", None),
-            "num_hidden_layers": value("block_count"),
+            "num_hidden_layers": self._layers,
             "hidden_act": "silu",
             "max_position_embeddings": value("context_length"),
             "rms_norm_eps": _float32(value("attention.layer_norm_rms_epsilon", None)),
@@ -83,7 +89,7 @@ class GgufConfig:
             "tie_word_embeddings": "output.weight" not in tensors,
             "attention_bias": "blk.0.attn_q.bias" in tensors,
             "mlp_bias": "blk.0.ffn_up.bias" in tensors,
-            **{key: f"blk.0.{tensor}" in tensors for tensor, key in family.switches.items()},
+            **{key: tensor in tensors or f"blk.0.{tensor}" in tensors for tensor, key in family.switches.items()},
             **family.config,
             **self._heads(),
             **self._windows(),
@@ -91,6 +97,7 @@ class GgufConfig:
         local = value("rope.freq_base_swa", values["rope_theta"])
         if local != values["rope_theta"]:
             self._read.discard("rope.freq_base_swa")  # for a family that knows of it
+        self._read.update(family.of_images)
         values |= {hf: found for key, hf in family.keys.items() if (found := value(key, None)) is not None}
         renamed = {family.renamed.get(key, key): found for key, found in values.items() if found is not None}
         tokens = self._gguf.size("tokenizer.ggml.tokens")
@@ -121,7 +128,7 @@ class GgufConfig:
                 raise CheckpointError(f"{self._path}: {key} {value(key)} differs from the head size {head_dim}")
         found |= {"head_dim": head_dim, "partial_rotary_factor": rotated / head_dim if partial else 1.0}
         if family.wide_layers:
-            wide = value("block_count") == family.wide_layers
+            wide = self._layers == family.wide_layers
             found["query_pre_attn_scalar"] = hidden // heads if wide else head_dim
         return found
 
@@ -132,8 +139,7 @@ class GgufConfig:
         if not window or pattern == 0:
             return found
         if isinstance(pattern, int):
-            layers = self._value("block_count")
-            pattern = [(i + 1) % pattern != 0 for i in range(layers if isinstance(layers, int) else 0)]
+            pattern = [(i + 1) % pattern != 0 for i in range(self._layers if isinstance(self._layers, int) else 0)]
         kinds = {True: "sliding_attention", False: "full_attention"}
         return {**found, "layer_types": [kinds[bool(sliding)] for sliding in pattern]}
 
@@ -150,6 +156,10 @@ class GgufConfig:
         if "attention.kv_lora_rank" in self.family.keys and "yarn_log_multiplier" in found:
             weight = 10 * found.pop("yarn_log_multiplier")  # of YaRN's 0.1 ln(factor), in the scale of the scores
             scaling |= {"mscale": weight, "mscale_all_dim": weight}
+        elif "yarn_log_multiplier" in found and "mscale" in self.family.scaling:
+            scaling["mscale_all_dim"] = found.pop("yarn_log_multiplier")
+        if (beta := self._value("attention.temperature_scale", None)) is not None:
+            scaling["llama_4_scaling_beta"] = beta
         if found:
             raise CheckpointError(f"{self._path}: {prefix}{min(found)} is not supported")
         if self._has(SHORT):

@@ -23,10 +23,11 @@ class Family(NamedTuple):
     partial: bool = False  # rope.dimension_count may be less than the head size
     period: int = 0  # without a pattern in the file, every period-th layer has no window; 0: all have it
     wide_layers: int = 0  # with so many layers, attention is scaled as if a head had hidden / heads dimensions
-    switches: Names = {}  # tensor of blk.0 -> key of config.json that says whether it is there
+    switches: Names = {}  # tensor of blk.0, or of none -> key of config.json that says whether it is there
     keys: Mapping[str, str] = {}  # metadata -> key of config.json
     config: Mapping[str, Any] = {}  # what the files leave out
     scaling: Mapping[str, Any] = {}  # the same of rope scaling
+    of_images: tuple[str, ...] = ()  # metadata that says nothing of text
     renamed: Mapping[str, str] = {}  # Llama's key of config.json -> this family's
 
 
@@ -312,6 +313,7 @@ FAMILIES: dict[str, Family] = {
         partial=True,
         keys=_LOCAL_EXPERTS,
     ),
+    "mistral3": Family("Ministral3ForCausalLM", _LLAMA, _TOP, interleaved=True, scaling={"mscale": 1.0}),
     "mpt": Family(
         "MPTForCausalLM",
         _MPT,
@@ -347,12 +349,18 @@ FAMILIES: dict[str, Family] = {
     ),
     "phi3": Family("Phi3ForCausalLM", _PHI3, _TOP, partial=True),
     "phimoe": Family(
-        "PhiMoEForCausalLM", {**_EXPERTS, "ffn_gate_inp": "block_sparse_moe.gate"}, _TOP, keys=_LOCAL_EXPERTS
+        "PhiMoEForCausalLM",
+        {**_EXPERTS, "ffn_gate_inp": "block_sparse_moe.gate"},
+        _TOP,
+        switches={"output.bias": "lm_head_bias"},
+        keys=_LOCAL_EXPERTS,
     ),
     "qwen2": Family("Qwen2ForCausalLM", _LLAMA, _TOP),
     "qwen2moe": Family("Qwen2MoeForCausalLM", _QWEN2MOE, _TOP, keys=_EXPERT_KEYS),
+    "qwen2vl": Family("Qwen2ForCausalLM", _LLAMA, _TOP, of_images=("rope.dimension_sections",)),
     "qwen3": Family("Qwen3ForCausalLM", _LLAMA, _TOP),
     "qwen3moe": Family("Qwen3MoeForCausalLM", _EXPERTS, _TOP, keys=_EXPERT_KEYS, config={"norm_topk_prob": True}),
+    "qwen3vl": Family("Qwen3ForCausalLM", _LLAMA, _TOP, of_images=("rope.dimension_sections", "n_deepstack_layers")),
     "seed_oss": Family(
         "SeedOssForCausalLM",
         {**_LLAMA, "post_attention_norm": "post_attention_layernorm"},
