@@ -131,7 +131,7 @@ def test_streams_that_are_closed(data: Path) -> None:
 def test_shell_completion_can_be_had() -> None:
     assert "--install-completion" in run("--help").stdout
     words = {"_OCTAVO_COMPLETE": "complete_bash", "COMP_WORDS": "octavo ge", "COMP_CWORD": "1"}
-    code = "from octavo.cli.main import app; app(prog_name='octavo')"
+    code = "from octavo.cli.app import make_app; make_app()(prog_name='octavo')"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **words}, capture_output=True, text=True)
     assert done.stdout.split() == ["generate"]
 

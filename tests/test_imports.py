@@ -84,7 +84,12 @@ def test_engine_process_loads_no_server() -> None:
 
 
 def test_commands_load_little_before_the_engine_starts() -> None:
-    loaded = modules_of("octavo.cli.main")
+    first = modules_of("octavo.cli.main")  # and its process is there; it is told when the next is loaded
+    assert {name for name in first if name.startswith("octavo")} == {
+        "octavo", "octavo.cli", "octavo.cli.main", "octavo.engine", "octavo.engine.spawn",
+    }  # fmt: skip
+    assert not first & {"typer", "msgspec", "asyncio", "zmq"}
+    loaded = modules_of("octavo.cli.serve")
     assert "octavo.engine.client" in loaded
     assert not loaded & (set(HEAVY) - {"typer"} | {"numpy", "octavo._native", "yaml", "gguf"})
 

@@ -14,7 +14,7 @@ from octavo.backends.reference import ReferenceBackend, forward, forward_logits
 from octavo.bench.gguf_out import Tensor as GgufTensor
 from octavo.bench.gguf_out import write_gguf
 from octavo.bench.models import Shape
-from octavo.cli.main import app
+from octavo.cli.app import make_app
 from octavo.config import ConfigError
 from octavo.graph import ops
 from octavo.graph.ir import Graph
@@ -378,7 +378,7 @@ def test_command(data: Path, tmp_path: Path) -> None:
     for words in ("in 14 matrices", "4.50", "perplexity", f"a part of {text}"):
         assert words in done.stdout.replace("\n", " ") or words.split()[0] in done.stdout
     assert quantised_names(opened(out)[1]) and opened(out)[0].info("model.layers.0.mlp.up_proj.weight").source == "Q4_0"
-    result = CliRunner().invoke(app, list(map(str, arguments)))
+    result = CliRunner().invoke(make_app(), list(map(str, arguments)))
     assert str(result.exception) == f"{out} is there already; nothing is overwritten"
 
 
@@ -400,7 +400,7 @@ def test_errors_of_the_command(data: Path, tmp_path: Path, arguments: list[str],
     (tmp_path / "short").write_text("Too short.")
     names = {"MODEL": data / "arch/llama", "GGUF": data / "gguf/tiny-llama-q4_1.gguf", "OUT": tmp_path / "out",
              "SHORT": tmp_path / "short"}  # fmt: skip
-    result = CliRunner().invoke(app, ["quantize", *(str(names.get(word, word)) for word in arguments)])
+    result = CliRunner().invoke(make_app(), ["quantize", *(str(names.get(word, word)) for word in arguments)])
     assert isinstance(result.exception, ConfigError) and says in str(result.exception)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["short"]
 

@@ -1,63 +1,22 @@
-"""`octavo`: the commands, and how their errors are told."""
+"""`octavo`: how commands begin and end, and how their errors are told."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
 
-import typer
-
-import octavo
-import octavo.cli.batch as batch
-import octavo.cli.bench as bench
-import octavo.cli.cache as cache
-import octavo.cli.chat as chat
-import octavo.cli.files as files
-import octavo.cli.generate as generate
-import octavo.cli.quantize as quantize
-import octavo.cli.serve as serve
-
-app = typer.Typer(
-    name="octavo",
-    help="Serve large language models from a plain CPU. Begin with `octavo serve` or `octavo chat`.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help: whole flag names at any width
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("serve")(serve.serve)
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-app.command("batch")(batch.batch)
-app.command("show")(files.show)
-app.command("diff")(files.diff)
-app.command("pull")(files.pull)
-app.command("quantize")(quantize.quantize)
-app.command("bench")(bench.bench)
-app.command("cache")(cache.cache)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"octavo {octavo.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    pass
+from octavo.engine.spawn import Spawned
 
 
 def main() -> None:
     """Console entry. Exit code 0: done; 1: it could not be done; 2: it was asked for wrongly."""
     _open_closed_streams()
+    serves = sys.argv[1:2] == ["serve"] and not {"-h", "--help"} & set(sys.argv)
+    spawned = Spawned() if serves else None  # loads its modules while this process loads its own
     try:
-        app()
+        from octavo.cli.app import make_app
+
+        make_app(sys.argv[1:2], spawned)()
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has left
@@ -69,6 +28,9 @@ def main() -> None:
             raise
         print(f"error: {e}", file=sys.stderr)
         sys.exit(code)
+    finally:
+        if spawned is not None:
+            spawned.abandon()
 
 
 def _open_closed_streams() -> None:

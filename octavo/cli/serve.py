@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 import time
+from collections.abc import Callable
 
 from octavo.bars import LoadingBar
 from octavo.cli.local import resolve
@@ -14,17 +15,27 @@ from octavo.config import ConfigError, ServerConfig
 from octavo.engine.client import EngineClient, EngineDead
 from octavo.engine.messages import Ready
 from octavo.engine.overload import QueueBounds
+from octavo.engine.spawn import Spawned
 
 BACKLOG = 2048
 """Connections that wait to be accepted."""
 
 
-@with_config(ServerConfig)
-def serve(config: ServerConfig) -> None:
-    """Serve a model over HTTP to OpenAI's clients.
+def command(spawned: Spawned | None) -> Callable[..., None]:
+    """spawned: the engine's process, where it is there already."""
 
-    Example: octavo serve demo --port 8000
-    """
+    @with_config(ServerConfig)
+    def serve(config: ServerConfig) -> None:
+        """Serve a model over HTTP to OpenAI's clients.
+
+        Example: octavo serve demo --port 8000
+        """
+        _serve(config, spawned)
+
+    return serve
+
+
+def _serve(config: ServerConfig, spawned: Spawned | None) -> None:
     phases = {"launch": _age()}  # scripts/serve becomes this process: what it installed counts
     started = time.perf_counter()
     config, name = resolve(config)
@@ -36,7 +47,7 @@ def serve(config: ServerConfig) -> None:
     _allow_connections()
     bar = LoadingBar()
     bounds = QueueBounds(config.max_queued_requests, config.max_queued_tokens)
-    client = EngineClient.launch(config, bounds, bar.show)
+    client = EngineClient.launch(config, bounds, bar.show, spawned)
     started = time.perf_counter()
     from octavo.server.run import run  # the engine loads meanwhile
 

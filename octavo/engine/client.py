@@ -35,6 +35,7 @@ from octavo.engine.messages import (
     UnloadAdapter,
 )
 from octavo.engine.overload import UNBOUNDED, Asking, Backlog, QueueBounds
+from octavo.engine.spawn import Spawned
 from octavo.engine.supervisor import EngineProcess
 from octavo.explain import Explanation
 from octavo.weights.adapter_config import AdapterError
@@ -106,14 +107,15 @@ class EngineClient:
         config: EngineConfig,
         bounds: QueueBounds = UNBOUNDED,
         on_loading: Callable[[Loading], None] = lambda loading: None,
+        spawned: Spawned | None = None,
     ) -> EngineClient:
         """Start the engine process and return at once. `config.model` is a path on this machine.
 
-        on_loading: told how far it is, while `ready` waits for long.
+        on_loading: told how far it is, while `ready` waits for long. spawned: the process, where it is there already.
         """
         client = cls(EngineProcess(config), zmq.Context(), bounds)
         client._on_loading = on_loading
-        client.process.start()
+        client.process.start(spawned)
         return client
 
     async def ready(self) -> Ready:

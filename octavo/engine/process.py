@@ -134,7 +134,10 @@ def _apply(engine: Engine, command: Add | Abort | Explain | Flush | LoadAdapter 
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group; the parent decides when to end
         signal.signal(number, signal.SIG_IGN)
-    launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)
+    told = sys.stdin.buffer.read()
+    if not told:  # the parent has gone
+        return 0
+    launch = msgspec.msgpack.decode(told, type=Launch)
     python_seconds = time.time() - launch.launched
     channel = Channel(launch)
     try:

@@ -1,4 +1,4 @@
-"""EngineProcess: starts the engine's process and tells how it ended."""
+"""EngineProcess: tells the engine's process what to serve, and how it ended."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
-import time
-from pathlib import Path
 
 import msgspec
 
 from octavo.config import EngineConfig
 from octavo.engine.messages import Launch
-
-_PACKAGE_PARENT = str(Path(__file__).parents[2])
+from octavo.engine.spawn import Spawned
 
 
 class EngineProcess:
-    """A running `octavo.engine.process`.
+    """A running `octavo.engine.process`, which serves what its config says.
 
-    `lifeline` is a file descriptor that becomes readable (end of file) when the process has ended, however it ended.
     The two socket addresses are in a directory that only this user can enter; `stop` removes it.
     """
 
@@ -32,32 +27,24 @@ class EngineProcess:
         self.events = f"ipc://{self.directory}/events"
         self.config = config
         self._epoch = epoch
-        self.lifeline, self._far_end = os.pipe()
 
-    def start(self) -> None:
-        """The sockets must be bound by now. Returns at once; the first event says whether the engine is ready."""
+    def start(self, spawned: Spawned | None = None) -> None:
+        """The sockets must be bound by now. Returns at once; the first event says whether the engine is ready.
+
+        spawned: a process that is there already. Default: a new one.
+        """
+        spawned = spawned or Spawned()
         launch = Launch(
             config=self.config,
             commands=self.commands,
             events=self.events,
             parent_pid=os.getpid(),
-            launched=time.time(),
+            launched=spawned.launched,
             epoch=self._epoch,
         )
-        path = os.pathsep.join(filter(None, [_PACKAGE_PARENT, os.environ.get("PYTHONPATH")]))
-        self._popen = subprocess.Popen(
-            [sys.executable, "-m", "octavo.engine.process"],
-            stdin=subprocess.PIPE,
-            pass_fds=[self._far_end],
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        os.close(self._far_end)
-        assert self._popen.stdin is not None
-        try:
-            with self._popen.stdin as pipe:
-                pipe.write(msgspec.msgpack.encode(launch))
-        except BrokenPipeError:  # it died already; the lifeline tells
-            pass
+        self.lifeline = spawned.lifeline
+        self._popen = spawned.popen
+        spawned.tell(msgspec.msgpack.encode(launch))
 
     @property
     def pid(self) -> int:
