@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from octavo.config import EngineConfig
+from octavo.engine import core
 from octavo.engine.client import EngineClient, EngineDead, EngineError
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress
@@ -50,6 +51,27 @@ async def collect(client: EngineClient, add: Add) -> list[Progress]:
 
 def tokens(progress: list[Progress], choice: int = 0) -> list[int]:
     return [t for p in progress if p.choice == choice for t in p.token_ids]
+
+
+def test_stats_go_with_steps_in_which_something_changed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a request has come or ended, and otherwise where time has passed."""
+    engine = Engine(EngineConfig(model=str(model), num_threads=1))
+    told = []
+    for after in (0, 1e9):
+        monkeypatch.setattr(core, "STATS_SECONDS", after)
+        for number in range(16):
+            if number in (0, 4):
+                engine.add(Add(f"{after}-{number}", [number + 1, 2, 3], GREEDY, seed=1))
+            output = engine.step()
+            if output is None:
+                break
+            told.append((output.stats is not None, any(p.finish_reason for p in output.progress)))
+            if output.stats is not None:
+                assert output.stats == engine.stats()
+    assert [stats for stats, _ in told] == [True] * 12 + [True] + [False] * 3 + [True] + [False] * 2 + [True] + [
+        False
+    ] * 3 + [True]
+    assert [number for number, (_, ended) in enumerate(told) if ended] == [7, 11, 19, 23]
 
 
 def test_streams_equal_the_engine_in_this_process(model: Path) -> None:
