@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -203,7 +204,9 @@ def test_diff_agrees_with_itself(data: Path, name: str, activations: str) -> Non
 
 
 def scaled(graph: Graph, scale: float) -> ops.Attrs:
-    return replace(next(n.attrs for n in graph.nodes if isinstance(n.attrs, ops.Attention)), scale=scale)
+    return msgspec.structs.replace(
+        next(n.attrs for n in graph.nodes if isinstance(n.attrs, ops.Attention)), scale=scale
+    )
 
 
 @pytest.mark.parametrize("activations", ["auto", "f32"])
@@ -214,7 +217,11 @@ def test_diff_finds_the_first_fault(data: Path, activations: str) -> None:
     faults: list[tuple[Altered, str, int]] = [
         (Altered("rms_norm", 1, ops.RmsNorm(1e-3)), "rms_norm", 1),
         (Altered("attention", 1, scaled(graph, 0.26)), "attention", 1),
-        (Altered("rope", 0, replace(rope, inv_freq=tuple(1.001 * f for f in rope.inv_freq))), "rope", 0),
+        (
+            Altered("rope", 0, msgspec.structs.replace(rope, inv_freq=tuple(1.001 * f for f in rope.inv_freq))),
+            "rope",
+            0,
+        ),
         (Altered(weight="model.layers.1.self_attn.o_proj.weight"), "linear", 1),
         (Altered(weight="model.embed_tokens.weight"), "embed", -1),
         (Altered(weight="lm_head.weight"), "linear", -1),

@@ -5,20 +5,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
+import msgspec
 
-@dataclass(frozen=True)
-class Attrs:
+
+class Attrs(msgspec.Struct, frozen=True):
     op: ClassVar[str] = ""
 
 
 # ---- base ops
 
 
-@dataclass(frozen=True)
-class Embed(Attrs):
+class Embed(Attrs, frozen=True):
     """(ids i32[T,1], weight[N,H]) -> x[T,H]: rows ids + offset of the table, dequantised to float32.
 
     ids is the input "token_ids" of the batch (N is the vocabulary), "positions": learned positions, or "token_types".
@@ -28,8 +27,7 @@ class Embed(Attrs):
     offset: int = 0
 
 
-@dataclass(frozen=True)
-class RmsNorm(Attrs):
+class RmsNorm(Attrs, frozen=True):
     """(x[n,H]) or (x, weight) -> y[n,H]: x / sqrt(mean(x^2) + eps) * weight, in float32 (Zhang & Sennrich 2019).
 
     Over whole rows, weight [1,H]; or, where head_dim D is given, over each D columns, weight [1,D] or [1,H].
@@ -40,8 +38,7 @@ class RmsNorm(Attrs):
     head_dim: int | None = None
 
 
-@dataclass(frozen=True)
-class LayerNorm(Attrs):
+class LayerNorm(Attrs, frozen=True):
     """(x[n,H]), (x, weight) or (x, weight, bias) -> y: (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias.
 
     In float32 (Ba et al. 2016). Whole rows or heads, as RmsNorm; bias has the shape of weight.
@@ -52,8 +49,7 @@ class LayerNorm(Attrs):
     head_dim: int | None = None
 
 
-@dataclass(frozen=True)
-class Round(Attrs):
+class Round(Attrs, frozen=True):
     """(x f32[n,K]) -> y[n,K] of its out's dtype (A8 or BF16): the rounding of a linear's input.
 
     An op of its own because the rounded value takes memory and is shared by the linears that read it.
@@ -62,8 +58,7 @@ class Round(Attrs):
     op = "round"
 
 
-@dataclass(frozen=True)
-class Linear(Attrs):
+class Linear(Attrs, frozen=True):
     """(x[n,K], weight[N,K]) or (x, weight, bias[1,N]) -> y f32[n,N]: x @ weight.T + bias.
 
     x's dtype says how the product is computed: F32 (float32 FMA), BF16 (bf16 products), A8 (int8 groups of 32).
@@ -73,8 +68,7 @@ class Linear(Attrs):
     op = "linear"
 
 
-@dataclass(frozen=True)
-class Rope(Attrs):
+class Rope(Attrs, frozen=True):
     """(x[T,heads*D], positions i32[T,1]) -> y[T,heads*D]: rotary embedding of every head (Su et al. 2021).
 
     The first 2*len(inv_freq) dimensions of a head are rotated by position * inv_freq, the rest pass.
@@ -89,8 +83,7 @@ class Rope(Attrs):
     scale: float = 1.0
 
 
-@dataclass(frozen=True)
-class KvWrite(Attrs):
+class KvWrite(Attrs, frozen=True):
     """(k[T,kv_heads*D], v[T,kv_heads*V], state) -> (): rounds to the KV type and writes each token to its slot.
 
     V is value_dim, or D without one. Where a head's value is not finite in the KV type, it counts as zeros under a key of
@@ -110,8 +103,7 @@ class KvWrite(Attrs):
         return self.value_dim or self.head_dim
 
 
-@dataclass(frozen=True)
-class Attention(Attrs):
+class Attention(Attrs, frozen=True):
     """(q[T,heads*D], state) or (q, state, sinks[1,heads]) -> y f32[T,heads*V]: softmax(scale q k^T) v.
 
     Over the pages of the sequence; a token sees the last `window` tokens, itself included (None: all). Not causal, it
@@ -150,54 +142,47 @@ GATED_ACTS = (*ACTS, "swiglu_oai")
 """Of `act_mul` alone: swiglu_oai is g s(1.702 g) (u + 1), g = min(gate, 7), u = up within +-7 (gpt-oss, OpenAI 2025)."""
 
 
-@dataclass(frozen=True)
-class Act(Attrs):
+class Act(Attrs, frozen=True):
     """(x[n,I]) -> y[n,I]: act(x)."""
 
     op = "act"
     act: str
 
 
-@dataclass(frozen=True)
-class ActMul(Attrs):
+class ActMul(Attrs, frozen=True):
     """(gate[n,I], up[n,I]) -> y[n,I]: act(gate) * up. The two may be slices of one value."""
 
     op = "act_mul"
     act: str = "silu"
 
 
-@dataclass(frozen=True)
-class Add(Attrs):
+class Add(Attrs, frozen=True):
     """(a[n,H], b[n,H]) -> y[n,H]."""
 
     op = "add"
 
 
-@dataclass(frozen=True)
-class Mul(Attrs):
+class Mul(Attrs, frozen=True):
     """(a[n,H], b) -> y[n,H]: a * b, where b is [n,H], a scalar per row [n,1] or a weight row [1,H]."""
 
     op = "mul"
 
 
-@dataclass(frozen=True)
-class Scale(Attrs):
+class Scale(Attrs, frozen=True):
     """(x[n,H]) -> y[n,H]: x * factor, factor a float32."""
 
     op = "scale"
     factor: float
 
 
-@dataclass(frozen=True)
-class Softcap(Attrs):
+class Softcap(Attrs, frozen=True):
     """(x[n,H]) -> y[n,H]: cap * tanh(x / cap) (Gemma 2, Team Gemma 2024)."""
 
     op = "softcap"
     cap: float
 
 
-@dataclass(frozen=True)
-class Clamp(Attrs):
+class Clamp(Attrs, frozen=True):
     """(x[n,H]) -> y[n,H]: x within [low, high]; NaN stays."""
 
     op = "clamp"
@@ -205,8 +190,7 @@ class Clamp(Attrs):
     high: float
 
 
-@dataclass(frozen=True)
-class GatherCols(Attrs):
+class GatherCols(Attrs, frozen=True):
     """(x f32[n,K], order[1,K]) -> y f32[n,K]: y[:,i] = x[:,order[i]], for weights whose columns are sorted (act-order).
 
     order holds each of 0 .. K-1, exact in float32.
@@ -215,24 +199,21 @@ class GatherCols(Attrs):
     op = "gather_cols"
 
 
-@dataclass(frozen=True)
-class Concat(Attrs):
+class Concat(Attrs, frozen=True):
     """(a[n,heads*A], b[n,heads*B], ...) -> y[n,heads*(A+B+...)]: side by side within each head."""
 
     op = "concat"
     heads: int = 1
 
 
-@dataclass(frozen=True)
-class SplitHeads(Attrs):
+class SplitHeads(Attrs, frozen=True):
     """(x[n,heads*K]) -> y[heads*n,K]: row h*n + i holds head h of row i."""
 
     op = "split_heads"
     heads: int
 
 
-@dataclass(frozen=True)
-class HeadLinear(Attrs):
+class HeadLinear(Attrs, frozen=True):
     """(x[heads*n,K] as SplitHeads orders it, weight[heads*N,K]) -> y[n,heads*N]: each head through N rows of its own.
 
     As Linear. Latent attention (DeepSeek-AI 2024) has one matrix per head into and out of the latent space.
@@ -246,8 +227,7 @@ SCORINGS = ("softmax", "softmax_top", "sigmoid", "sparse_mixer")
 """What Route makes of scores: see there."""
 
 
-@dataclass(frozen=True)
-class Route(Attrs):
+class Route(Attrs, frozen=True):
     """(scores[n,E]) or (scores, bias[1,E]) -> routing[n,2k]: k experts of each row as whole numbers, then k weights.
 
     p is the softmax of all scores, their sigmoid, or (softmax_top) the scores themselves. Experts stand in the order
@@ -269,8 +249,7 @@ class Route(Attrs):
     jitter: float = 0.0
 
 
-@dataclass(frozen=True)
-class Dispatch(Attrs):
+class Dispatch(Attrs, frozen=True):
     """(x[n,K] of any type, routing[n,2k]) -> y[k*n,K]: each row once for each of its experts.
 
     Rows of one expert stand together, in ascending order of expert, then row: where a row stands depends on the
@@ -281,8 +260,7 @@ class Dispatch(Attrs):
     experts: int
 
 
-@dataclass(frozen=True)
-class ExpertLinear(Attrs):
+class ExpertLinear(Attrs, frozen=True):
     """(x[k*n,K] as Dispatch orders it, routing[n,2k], weight[E*N,K]) or with bias[1,E*N] -> y[k*n,N].
 
     Each row through the N rows of its expert in the weight, as Linear.
@@ -292,8 +270,7 @@ class ExpertLinear(Attrs):
     experts: int
 
 
-@dataclass(frozen=True)
-class GatherExpertCols(Attrs):
+class GatherExpertCols(Attrs, frozen=True):
     """(x f32[k*n,K] as Dispatch orders it, routing[n,2k], order[1,E*K]) -> y f32[k*n,K]: y[r,i] = x[r,order[e*K+i]].
 
     e is the expert of the row: GatherCols where each expert has an order of its own.
@@ -303,8 +280,7 @@ class GatherExpertCols(Attrs):
     experts: int
 
 
-@dataclass(frozen=True)
-class Combine(Attrs):
+class Combine(Attrs, frozen=True):
     """(x[k*n,H] as Dispatch orders it, routing[n,2k]) -> y[n,H]: weighted sum of each row's experts.
 
     In the order of the routing, so that no other row changes it (P1).
@@ -314,22 +290,19 @@ class Combine(Attrs):
     experts: int
 
 
-@dataclass(frozen=True)
-class GatherRows(Attrs):
+class GatherRows(Attrs, frozen=True):
     """(x[T,H], logit_rows i32[R,1]) -> y[R,H]."""
 
     op = "gather_rows"
 
 
-@dataclass(frozen=True)
-class Sample(Attrs):
+class Sample(Attrs, frozen=True):
     """(logits[R,vocab]) -> (): draws and scores by the batch's sampling arrays (`sampling.definition`)."""
 
     op = "sample"
 
 
-@dataclass(frozen=True)
-class LoraShrink(Attrs):
+class LoraShrink(Attrs, frozen=True):
     """(x f32[T,K], adapters i32[T,1]) -> h f32[T, targets * rank]: inputs of low-rank deltas (Hu et al. 2021).
 
     Columns [i * rank, i * rank + r) of a row whose adapter has a matrix A [r,K] for target i are scale * (A x); all other
@@ -341,8 +314,7 @@ class LoraShrink(Attrs):
     rank: int  # the most that an adapter may have
 
 
-@dataclass(frozen=True)
-class LoraExpand(Attrs):
+class LoraExpand(Attrs, frozen=True):
     """(h[T, targets * rank], y[T,N], adapters i32[T,1]) -> z[T,N]: y + B h in the columns of each target.
 
     A row without an adapter, or columns whose target its adapter does not have, keep the bits of y. z may overlay y.
@@ -356,16 +328,14 @@ class LoraExpand(Attrs):
 # ---- fused kinds; each is bit-equal to its expansion
 
 
-@dataclass(frozen=True)
-class NormRound(Attrs):
+class NormRound(Attrs, frozen=True):
     """The ins of its norm, over whole rows -> y[n,H] rounded = rms_norm or layer_norm, + round."""
 
     op = "norm_round"
     norm: RmsNorm | LayerNorm
 
 
-@dataclass(frozen=True)
-class LinearAdd(Attrs):
+class LinearAdd(Attrs, frozen=True):
     """(x[n,K], weight[N,K], residual f32[n,N]), perhaps bias[1,N] -> y f32[n,N] = linear + add.
 
     y may overlay residual exactly.
@@ -374,24 +344,21 @@ class LinearAdd(Attrs):
     op = "linear_add"
 
 
-@dataclass(frozen=True)
-class LinearActRound(Attrs):
+class LinearActRound(Attrs, frozen=True):
     """(x[n,K], weight[I,K]), perhaps bias[1,I] -> y[n,I] rounded = linear + act + round."""
 
     op = "linear_act_round"
     act: str
 
 
-@dataclass(frozen=True)
-class LinearActMulRound(Attrs):
+class LinearActMulRound(Attrs, frozen=True):
     """(x[n,K], gate_up[2I,K]), perhaps bias[1,2I] -> y[n,I] rounded = linear + act_mul(its halves) + round."""
 
     op = "linear_act_mul_round"
     act: str = "silu"
 
 
-@dataclass(frozen=True)
-class RopeKvWrite(Attrs):
+class RopeKvWrite(Attrs, frozen=True):
     """(q, k, v, positions, state) -> q rotated = rope(q), rope(k), kv_write(k, v)."""
 
     op = "rope_kv_write"
@@ -399,16 +366,14 @@ class RopeKvWrite(Attrs):
     kv_write: KvWrite
 
 
-@dataclass(frozen=True)
-class AttentionRound(Attrs):
+class AttentionRound(Attrs, frozen=True):
     """(q, state) -> y rounded = attention + round. Needs heads/kv_heads * D to be a multiple of 32."""
 
     op = "attention_round"
     attention: Attention
 
 
-@dataclass(frozen=True)
-class LinearSample(Attrs):
+class LinearSample(Attrs, frozen=True):
     """(x[R,K], weight[vocab,K]), perhaps bias -> logits[R,vocab] = linear, times `scale`, softcap where > 0; and sample.
 
     The same tokens and scores. A backend may leave out logits of rows whose draw needs none: `Program.logits`.

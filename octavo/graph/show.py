@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from itertools import groupby
 
+import msgspec
+
 from octavo.graph import ops
 from octavo.graph.ir import DType, Graph, Kind, Node, Value
 from octavo.graph.plan import Plan
@@ -101,7 +103,7 @@ def _short(name: str) -> str:
 
 def _attrs(attrs: ops.Attrs) -> str:
     items = []
-    for key, value in vars(attrs).items():
+    for key, value in msgspec.structs.asdict(attrs).items():
         if isinstance(value, ops.Attrs):
             items.append(_attrs(value).strip(" {}"))
         elif value is None or value == ():

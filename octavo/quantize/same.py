@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from msgspec.structs import asdict
+
 from octavo.graph.ir import Graph
 
 
@@ -16,7 +18,12 @@ def same_model(first: Graph, second: Graph) -> str:
         return f"{first.max_positions} and {second.max_positions} positions"
     for a, b in zip(first.nodes, second.nodes, strict=True):
         weights = [[(p.name, p.rows) for v in node.ins for p in v.parts] for node in (a, b)]
-        if a.op != b.op or a.layer != b.layer or not _alike(vars(a.attrs), vars(b.attrs)) or weights[0] != weights[1]:
+        if (
+            a.op != b.op
+            or a.layer != b.layer
+            or not _alike(asdict(a.attrs), asdict(b.attrs))
+            or weights[0] != weights[1]
+        ):
             return f"{a!r} and {b!r}"
     groups = [[(g.layers, g.kv_heads, g.head_dim, g.window) for g in graph.groups] for graph in (first, second)]
     return "" if groups[0] == groups[1] else f"KV groups {groups[0]} and {groups[1]}"
