@@ -35,6 +35,7 @@ template <class T> struct Table16 {
   alignas(16) T of[16];
 };
 
+typedef uint8_t bytes __attribute__((vector_size(sizeof(i32v))));
 VEC_INLINE i32v part_of_line(const uint8_t* line, int column) {
   i32v v;
   memcpy(&v, line + column * 4, sizeof v);
@@ -71,13 +72,19 @@ template <Format F> VEC_INLINE i32v quad_of(const uint8_t* unit, int group, int 
 // exponent has a bias of 7 instead of 127; multiplied by 2^120, subnormals are right, too.
 VEC_INLINE f32v e4m3_over_2_120(i32v codes, int i) {
   typedef int16_t halves __attribute__((vector_size(sizeof codes)));
-  const halves both = (halves)(i % 2 ? codes : codes << 8) >> 4 & (int16_t)0x87f0;
-  return (f32v)(i < 2 ? (u32v)both << 16 : (u32v)both & 0xffff0000u);
+  const i32v both = i % 2 ? (i32v)((halves)codes >> 4) : even_s8_times_16(codes);
+  return (f32v)((i < 2 ? both << 16 : both) & (int)0x87f00000);
 }
 VEC_INLINE f32v e4m3(i32v codes, int i) { return e4m3_over_2_120(codes, i) * 0x1p120f; }
 // Bit 7 of the bytes that are NaN
 VEC_INLINE i32v e4m3_nan(i32v codes) { return (i32v)(((u32v)codes & 0x7f7f7f7fu) + 0x01010101u); }
 VEC_INLINE i32v any_bit7(i32v bytes) { return (bytes & (int)0x80808080) != 0; }
+// The same for many codes: of each byte the greatest magnitude, doubled, and whether any is that of NaN
+VEC_INLINE i32v e4m3_greater(i32v greatest, i32v codes) {
+  const bytes a = (bytes)greatest, b = (bytes)codes + (bytes)codes;
+  return (i32v)(a > b ? a : b);
+}
+VEC_INLINE i32v e4m3_any_nan(i32v greatest) { return (i32v)((bytes)greatest == 0xfe) != 0; }
 
 template <Format F> struct Numbers {
   f32v scale[kRuns<F>], minimum[kRuns<F>];
@@ -124,7 +131,6 @@ template <Format F> VEC_INLINE Numbers<F> numbers_of(const uint8_t* unit, int gr
 
 // Numbers that the bytes of a quad stand for, less their zero; but for NaN, bf16 holds them exactly. `prepared` is done once
 // for the four of a quad: values of a signed byte where no column has a zero of its own.
-typedef uint8_t bytes __attribute__((vector_size(sizeof(i32v))));
 template <Format F> VEC_INLINE i32v prepared(i32v quad) {
   if constexpr (kZeros<F> || kZero<F> == 0) return quad;
   else return (i32v)((bytes)quad - (uint8_t)kZero<F>);

@@ -8,6 +8,12 @@ VEC_INLINE const uint8_t* task_data(const Weight& w, int task) {
   return w.data + task * (kTaskCols / panel_cols(w.format)) * w.panel_bytes;
 }
 
+// Calls add(r, rows) for n rows in tiles of nearly the same size.
+template <class Tile, class Add> VEC_INLINE void for_tiles(int n, Add add) {
+  for (int r = 0, rows, tiles = (n + Tile::kMostRows - 1) / Tile::kMostRows; tiles; r += rows, tiles--)
+    add(r, rows = (n - r + tiles - 1) / tiles);
+}
+
 // ---------------------------------------------------------------- integer weights x A8
 // Per group of 32 K: exact int32 sums, then one fma for each run. P describes the format (panels.inl).
 
@@ -132,6 +138,56 @@ GEMM_TILE static void tile_rows(const uint8_t* w, size_t panel_bytes, const Acti
   }
 }
 
+// y[r * 32 ..] = rows [row, row + MR) of x times the 16 columns of a panel: what is decoded of a quad is used at once, and
+// sums are in registers.
+template <Format F, int MR>
+GEMM_TILE static void tile_few(const uint8_t* w, const Activation& x, int row, float* y, bool fetch) {
+  using Few = FewRows<kLargest<F>>;
+  constexpr int kColumns = 16 / kLanes, kGroupBytes = (unit_bytes(F) + kGroups<F> - 1) / kGroups<F>;
+  f32v acc[MR][kColumns] = {};
+  for (int g = 0; g < x.k_pad / 32; g++) {
+    const int group = g % kGroups<F>;
+    const uint8_t* unit = unit_of<F>(w, g);
+    const int64_t at = g * x.stride + row;
+    if (fetch) fetch_ahead<1>(w, 0, unit - w + group * kGroupBytes, kGroupBytes);
+    typename Few::Dot dot[kRuns<F>][MR][kColumns];
+    typename Few::Row rows[MR];
+    GEMM_UNROLL for (int r = 0; r < MR; r++) rows[r].take(x.q + (at + r) * 32);
+    GEMM_UNROLL for (int i = 0; i < 8; i++) {
+      const int j = info_of(F).low == 4 ? i / 2 + i % 2 * 4 : i;  // both quads of a line
+      const int run = j * kRuns<F> / 8, n = 8 / kRuns<F>;
+      GEMM_UNROLL for (int c = 0; c < kColumns; c++) {
+        const i32v quad = quad_of<F>(unit, group, c * kLanes, j);
+        GEMM_UNROLL for (int r = 0; r < MR; r++) dot[run][r][c].add(kRuns<F> == 2 ? j % 4 : i, n, quad, rows[r], j);
+      }
+    }
+    const RowsInPlace<F> in{x, at};
+    GEMM_UNROLL for (int c = 0; c < kColumns; c++) {
+      const Numbers<F> numbers = numbers_of<F>(unit, group, c * kLanes);
+      GEMM_UNROLL for (int r = 0; r < MR; r++) GEMM_UNROLL for (int run = 0; run < kRuns<F>; run++) {
+        const i32v start = start_of<F, kZero<F>>(numbers, begin_of<F, kZero<F>>(in.nsum(r, run)));
+        const float t = kMinimum<F> ? in.t(r, run) : 0;
+        acc[r][c] = add_run<F>(numbers, acc[r][c], start + dot[run][r][c].sum, run, in.s(r), t);
+      }
+    }
+  }
+  GEMM_UNROLL for (int r = 0; r < MR; r++) GEMM_UNROLL for (int c = 0; c < kColumns; c++)
+      memcpy(y + r * 32 + c * kLanes, &acc[r][c], sizeof(f32v));
+}
+template <Format F, int MR = FewRows<kLargest<F>>::kMostRows>
+VEC_INLINE void few_rows(const uint8_t* w, const Activation& x, int row, int n, float* y, bool fetch) {
+  if constexpr (MR > 1)
+    if (n < MR) return few_rows<F, MR - 1>(w, x, row, n, y, fetch);
+  tile_few<F, MR>(w, x, row, y, fetch);
+}
+
+// So many rows are multiplied a few at a time, each time with codes decoded again; more share what is decoded once.
+template <Format F>
+constexpr int kFewRows = [] {
+  constexpr int kMost = FewRows<kLargest<F>>::kMostRows;
+  return kMost < 4 ? kMost : kOneOf<F, W4, W4F, W4Z, W4Z64, W4C> ? kRowsInt : 6;
+}();
+
 // ---------------------------------------------------------------- float weights, MR rows x 32 columns
 // Where so many sums do not fit the registers, 16 columns and then the others: all K of a tile are in L1 then.
 
@@ -197,12 +253,6 @@ GEMM_TILE static void tile_lines(const uint8_t* w, int lines, const typename Lin
   }
 }
 
-// Calls add(r, rows) for n rows in tiles of nearly the same size.
-template <class Lines, class Add> VEC_INLINE void for_tiles(int n, Add add) {
-  for (int r = 0, rows, tiles = (n + Lines::kMostRows - 1) / Lines::kMostRows; tiles; r += rows, tiles--)
-    add(r, rows = (n - r + tiles - 1) / tiles);
-}
-
 template <class Lines, int MR = Lines::kMostRows>
 VEC_INLINE void add_tile(const uint8_t* w, int lines, const typename Lines::X* x, int64_t ld, int n, float* y,
                          bool fetch) {
@@ -227,9 +277,19 @@ template <Format F> struct ProductA8 {
       tile_a8<Panel<F>, MR>(data, x, row, y, row == 0);
       tile_a8<Panel<F>, MR>(data + w.panel_bytes, x, row, y + 16, row == 0);
     } else {
-      if (n >= 4) return tile_rows<F, 2, Panel<F>::Weights::kTurns>(data, w.panel_bytes, x, row, n, y, row == 0);
-      tile_rows<F, 1, false>(data, 0, x, row, n, y, row == 0);
-      tile_rows<F, 1, false>(data + w.panel_bytes, 0, x, row, n, y + 16, row == 0);
+      constexpr bool kTurns = Panel<F>::Weights::kTurns;
+      if constexpr (kFewRows<F> > 0)
+        if (n <= kFewRows<F>) {
+          for (int panel = 0; panel < 2; panel++, data += w.panel_bytes)
+            for_tiles<FewRows<kLargest<F>>>(n, [&](int r, int rows) __attribute__((always_inline)) {
+              few_rows<F>(data, x, row + r, rows, y + r * 32 + panel * 16, row + r == 0);
+            });
+          return;
+        }
+      if (kTurns || n >= 4) return tile_rows<F, 2, kTurns>(data, w.panel_bytes, x, row, n, y, row == 0);
+      if constexpr (!kTurns)
+        for (int panel = 0; panel < 2; panel++, data += w.panel_bytes)
+          tile_rows<F, 1, false>(data, 0, x, row, n, y + panel * 16, row == 0);
     }
   }
 };

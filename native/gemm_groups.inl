@@ -145,6 +145,7 @@ GEMM_TILE static void row_of_panels(const uint8_t* panels, size_t panel_bytes, c
   const uint16_t* h = x.h + row * x.ld;
   alignas(64) uint8_t quads[kInPlace ? 0 : kAtOnce * 8 * 128];
   f32v acc[kColumns] = {};
+  i32v greatest[kColumns] = {};
   for (int g = 0; g < x.k_pad / 32; g += kAtOnce, h += kAtOnce * 32) {
     const uint8_t* unit = unit_of<F>(panels, g);
     const int first = g % kGroups<F>;
@@ -175,6 +176,9 @@ GEMM_TILE static void row_of_panels(const uint8_t* panels, size_t panel_bytes, c
         if constexpr (kBf16Dots)
           GEMM_UNROLL for (int t = 0; t < kTogether; t++) GEMM_UNROLL for (int c = 0; c < kColumns; c++) codes[t][c] =
               prepared<F>(codes[t][c]);
+        if constexpr (F == F8)
+          GEMM_UNROLL for (int t = 0; t < kTogether; t++) GEMM_UNROLL for (int c = 0; c < kColumns; c++) greatest[c] =
+              e4m3_greater(greatest[c], codes[t][c]);
         GEMM_UNROLL for (int e = 0; e < 4; e += Row::kDepth) GEMM_UNROLL for (int t = 0; t < kTogether; t++)
             GEMM_UNROLL for (int c = 0; c < kColumns; c++)
                 groups.add(dot[i + t][c], codes[t][c], i + t, 16 * half + e, 4 * j, zeros[i + t][c]);
@@ -190,7 +194,7 @@ GEMM_TILE static void row_of_panels(const uint8_t* panels, size_t panel_bytes, c
           for (int run = 0; run < 2; run++) t[run] = reduce_add(load_bf16(h + i * 32 + run * 16));
       }
       GEMM_UNROLL for (int c = 0; c < kColumns; c++) {
-        const Numbers<F> n = numbers_of_group<F>(unit_at(c), first + i, c * kLanes % 16);
+        const Numbers<F> n = numbers_of<F>(unit_at(c), first + i, c * kLanes % 16);
         GEMM_UNROLL for (int run = 0; run < kRuns<F>; run++) {
           acc[c] = fma(dots[run][i][c], n.scale[run], acc[c]);
           if constexpr (kMinimum<F>) acc[c] = fma(n.minimum[run], t[run] - f32v{}, acc[c]);
@@ -198,7 +202,10 @@ GEMM_TILE static void row_of_panels(const uint8_t* panels, size_t panel_bytes, c
       }
     }
   }
-  GEMM_UNROLL for (int c = 0; c < kColumns; c++) memcpy(y + c * kLanes, &acc[c], sizeof(f32v));
+  GEMM_UNROLL for (int c = 0; c < kColumns; c++) {
+    if constexpr (F == F8) acc[c] = (f32v)((i32v)acc[c] | e4m3_any_nan(greatest[c]));
+    memcpy(y + c * kLanes, &acc[c], sizeof(f32v));
+  }
 }
 
 struct GroupRun {  // lines with one scale: those of half a group, or all of it

@@ -11,6 +11,21 @@ struct WeightsOf<F> {
   using type = SignedWeights;
 };
 
+// What the sum of a run starts at, where kRest of the zero of all columns is left to it: first what the row says, given the
+// sum of its activations negated. Sums are exact: |q| <= 127, values within 128 and zeros within 255, so that they stay
+// below 32 * 127 * (128 + 255) < 2^21.
+template <Format F, int kRest> VEC_INLINE int32_t begin_of(int32_t nsum) { return kZeros<F> ? nsum : nsum * kRest; }
+template <Format F, int kRest> VEC_INLINE i32v start_of(const Numbers<F>& numbers, int32_t begun) {
+  if constexpr (kZeros<F>) return (numbers.zero + kRest) * begun;
+  else if constexpr (kRest != 0) return begun - i32v{};
+  else return i32v{};
+}
+// acc + the run's product, given its sum, the activations' scale s, and t = s times their sum
+template <Format F> VEC_INLINE f32v add_run(const Numbers<F>& numbers, f32v acc, i32v sum, int run, float s, float t) {
+  acc = fma(part_to_f32(sum), numbers.scale[run] * s, acc);
+  return kMinimum<F> ? fma(numbers.minimum[run], t - f32v{}, acc) : acc;
+}
+
 template <Format F> struct Panel {
   static constexpr Format kFormat = F;
   static constexpr int kQuads = 8 / kRuns<F>;  // of a run
@@ -25,18 +40,10 @@ template <Format F> struct Panel {
   VEC_INLINE void turn() {
     GEMM_UNROLL for (int run = 0; run < kRuns<F>; run++) Weights::template turn<kQuads>(quads + run * kQuads);
   }
-  // What the sum of a run starts at: first what the row says, given the sum of its activations negated. Sums are exact:
-  // |q| <= 127, values within 128 and zeros within 255, so that they stay below 32 * 127 * (128 + 255) < 2^21.
-  static VEC_INLINE int32_t begin(int32_t nsum) { return kZeros<F> ? nsum : nsum * kRest; }
-  VEC_INLINE i32v start(int32_t begun) const {
-    if constexpr (kZeros<F>) return (numbers.zero + kRest) * begun;
-    else if constexpr (kRest != 0) return begun - i32v{};
-    else return i32v{};
-  }
-  // acc + the run's product, given its sum, the activations' scale s, and t = s times their sum
+  static VEC_INLINE int32_t begin(int32_t nsum) { return begin_of<F, kRest>(nsum); }
+  VEC_INLINE i32v start(int32_t begun) const { return start_of<F, kRest>(numbers, begun); }
   VEC_INLINE f32v add(f32v acc, i32v sum, int run, float s, float t) const {
-    acc = fma(part_to_f32(sum), numbers.scale[run] * s, acc);
-    return kMinimum<F> ? fma(numbers.minimum[run], t - f32v{}, acc) : acc;
+    return add_run<F>(numbers, acc, sum, run, s, t);
   }
 };
 

@@ -131,25 +131,59 @@ VEC_INLINE __m256i broadcast_quad(const int8_t* q) {
   memcpy(&quad, q, 4);
   return _mm256_set1_epi32(quad);
 }
-// The byte form of the product adds two neighbours in 16 bits and saturates there. Activations are within 127, so
-// kAtOnce quads of weights up to kLargest stay within 2 * kAtOnce * 127 * kLargest <= 32767 and meet in 16 bits.
+// The byte form of the product adds two neighbours in 16 bits and saturates there, so that as many products meet in 16 bits
+// as fit.
+constexpr int at_once(int largest_product) {
+  const int fit = 32767 / (2 * largest_product);
+  return fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : fit;
+}
+
+// Few rows, quad by quad, so that a quad is used where it was decoded. Where weights are above 127 not even one product
+// fits: activations come in two planes then, q = low + 16 high with low in 0 .. 15 and high in -8 .. 7.
+template <int kLargest> struct FewRows {
+  static constexpr int kPlanes = kLargest > 127 ? 2 : 1, kMostRows = kPlanes == 1 ? 4 : 2;  // of a tile
+  static constexpr int quads_at_once(int plane) { return at_once(kLargest * (kPlanes == 1 ? 127 : plane ? 8 : 15)); }
+  static_assert(quads_at_once(0) && quads_at_once(kPlanes - 1));
+
+  struct Row {  // a group of it
+    const int8_t* of[2];
+    alignas(32) int8_t planes[kPlanes == 2 ? 64 : 0];
+    VEC_INLINE void take(const int8_t* q) {
+      of[0] = of[1] = q;
+      if constexpr (kPlanes == 2) {
+        const __m256i both = _mm256_loadu_si256((const __m256i*)q), nibble = _mm256_set1_epi8(15);
+        const __m256i sign = _mm256_set1_epi8(8), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble);
+        _mm256_store_si256((__m256i*)planes, _mm256_and_si256(both, nibble));
+        _mm256_store_si256((__m256i*)planes + 1, _mm256_sub_epi8(_mm256_xor_si256(high, sign), sign));
+        __asm__("" : "+m"(planes));  // to be read from memory: GCC 12 makes broadcasts out of registers in two steps
+        of[0] = planes, of[1] = planes + 32;
+      }
+    }
+  };
+  struct Dot {  // of a register of weights
+    i32v sum{};
+    __m256i pairs[kPlanes];
+    // += w, the i-th of n quads, times quad j of the row
+    VEC_INLINE void add(int i, int n, i32v w, const Row& row, int j) {
+      GEMM_UNROLL for (int p = 0; p < kPlanes; p++) {
+        const __m256i product = _mm256_maddubs_epi16((__m256i)w, broadcast_quad(row.of[p] + 4 * j));
+        pairs[p] = i % quads_at_once(p) ? _mm256_add_epi16(pairs[p], product) : product;
+        __asm__("" : "+x"(pairs[p]));  // one chain: a tree of additions takes registers
+        if ((i + 1) % quads_at_once(p) == 0 || i + 1 == n)
+          sum += (i32v)_mm256_madd_epi16(pairs[p], _mm256_set1_epi16(p ? 16 : 1));
+      }
+    }
+  };
+};
+
+// Many rows, a group of weights in registers
 template <int kLargest> struct UnsignedWeights {
   using Quads = i32v;
-  static constexpr int kOffset = 0;
-  static constexpr int kFit = 32767 / (2 * 127 * kLargest), kAtOnce = kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
-  static_assert(kFit > 0);
+  static constexpr int kOffset = 0, kAtOnce = at_once(127 * kLargest);
+  static_assert(kAtOnce > 0);
   static VEC_INLINE Quads of(i32v bytes) { return bytes; }
-  template <int N> static VEC_INLINE void dot(i32v (&sum)[kInterleave], int, const Quads* w, const int8_t* q) {
-    constexpr int kRun = kAtOnce < N ? kAtOnce : N;
-    GEMM_UNROLL for (int i = 0; i < N; i += kRun) {
-      __m256i pairs = __m256i{};
-      GEMM_UNROLL for (int j = i; j < i + kRun; j++) pairs =
-          _mm256_add_epi16(pairs, _mm256_maddubs_epi16((__m256i)w[j], broadcast_quad(q + 4 * j)));
-      sum[0] += (i32v)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    }
-  }
 
-  // Turned quads, for many rows: with N quads of a row again and again in a line of 64 bytes, the load at quad i has quad
+  // Turned quads: with N quads of a row again and again in a line of 64 bytes, the load at quad i has quad
   // (i + c) % N in lane c. Where lane c of w[i] is what was lane c of w[(i + c) % N], nothing is broadcast.
   static constexpr bool kTurns = kAtOnce > 1;
   template <int N> static VEC_INLINE void turn(Quads* w) {
@@ -197,6 +231,10 @@ struct SignedWeights {
     }
   }
 };
+// Bytes 0 and 2 of each lane, signed, times 16 as 16 bits: a product, for shifts are scarce
+VEC_INLINE i32v even_s8_times_16(i32v quads) {
+  return (i32v)_mm256_maddubs_epi16(_mm256_set1_epi16(16), (__m256i)quads);
+}
 VEC_INLINE i32v lookup_u4(i32v quads, const uint8_t* table) {
   const __m256i entries = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
   return (i32v)_mm256_shuffle_epi8(entries, (__m256i)quads);

@@ -136,6 +136,9 @@ VEC_INLINE void store_i16(int16_t* p, i32x16 v) {  // lanes in -32768..32767
 }
 
 // Weights as bytes in 0 .. kLargest, one quad of K a lane. Dots take them less kOffset.
+template <int kLargest> struct FewRows {
+  static constexpr int kMostRows = 0;  // no kernel of their own
+};
 template <int kLargest> struct UnsignedWeights {
   using Quads = i32v;
   static constexpr int kOffset = 0;
@@ -170,6 +173,10 @@ VEC_INLINE i32v bf16_pairs_u4(i32v quads, int j, const uint16_t* table) {
   const __m512i index = _mm512_shuffle_epi8(
       (__m512i)quads, _mm512_or_si512(bytes, _mm512_and_si512(lanes, _mm512_set1_epi32(0x00ff00ff))));
   return (i32x16)_mm512_permutexvar_epi16(index, _mm512_loadu_si512(table));
+}
+// bytes 0 and 2 of each lane, signed, times 16 as 16 bits
+VEC_INLINE i32v even_s8_times_16(i32v quads) {
+  return (i32v)_mm512_srai_epi16(_mm512_slli_epi16((__m512i)quads, 8), 4);
 }
 // every byte of quads, 0..15, looked up among 16
 VEC_INLINE i32v lookup_u4(i32v quads, const uint8_t* table) {

@@ -128,6 +128,9 @@ VEC_INLINE f32v part_f16(const uint16_t* p) {
 }
 
 // A product of a byte and a signed byte fits 16 bits, so even and odd bytes are multiplied as 16-bit lanes.
+template <int kLargest> struct FewRows {
+  static constexpr int kMostRows = 0;  // no kernel of their own
+};
 template <int kLargest> struct UnsignedWeights {
   using Quads = i32v;
   static constexpr int kOffset = 0;
@@ -145,6 +148,7 @@ template <int kLargest> struct UnsignedWeights {
   }
 };
 using SignedWeights = UnsignedWeights<255>;
+VEC_INLINE i32v even_s8_times_16(i32v quads) { return (i32v)((i16v)quads << 8 >> 4); }
 VEC_INLINE i32v lookup_u4(i32v quads, const uint8_t* table) {
   uint8_t bytes[sizeof quads];
   memcpy(bytes, &quads, sizeof bytes);
