@@ -39,15 +39,20 @@ uint16_t bf16(float x) {
 constexpr int kIq4Nl[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int kE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// A packed weight of random numbers, written and read element by element as kernels.h words it.
+// A packed weight of random numbers, written and read element by element as kernels.h words it; or all codes those of the
+// largest values.
 class Packed {
  public:
   std::vector<double> value;      // [n][k]
   std::vector<double> magnitude;  // [n][k]: of the parts that a kernel adds up, so never less than |value|
   Weight w;
 
-  Packed(Format f, int n, int k, Random& random)
-      : value((size_t)n * k), magnitude((size_t)n * k), random_(random), bytes_(packed_bytes(f, n, k)) {
+  Packed(Format f, int n, int k, Random& random, bool largest = false)
+      : value((size_t)n * k),
+        magnitude((size_t)n * k),
+        random_(random),
+        largest_(largest),
+        bytes_(packed_bytes(f, n, k)) {
     bytes_.zero();
     w = packed_weight(f, n, k, bytes_.data());
     for (int row = 0; row < n; row++)
@@ -116,6 +121,7 @@ class Packed {
       const int line = width == 8 ? quad : width == 4 ? quad % 4 : width == 2 ? quad / 4 : 0;
       const int low = width == 8 ? 0 : width == 4 ? quad / 4 * 4 : width == 2 ? quad % 4 * 2 : quad;
       int part = random_.below(1 << width);
+      if (largest_) part = w.format == Format::W4M || w.format == Format::W4V ? 7 : (1 << width) - 1;
       if (w.format == Format::F8 && (part & 0x7f) == 0x7f) part = 0;  // no NaN
       unit[(group * width + line) * 64 + row % 16 * 4 + col % 4] |= (uint8_t)(part << low);
       code |= part << shift;
@@ -161,6 +167,7 @@ class Packed {
   }
 
   Random& random_;
+  bool largest_;
   Guarded<uint8_t> bytes_;
 };
 
@@ -183,6 +190,7 @@ struct Case {
   Format format;
   Act act;
   int rows, n, k;
+  bool largest;      // codes and activations: sums that are kept in few bits are at their bounds
   double worst = 0;  // error over tolerance
 
   void (*gemm() const)(const GemmArgs&, int, int) { return kernels.gemm[(int)format][(int)act]; }
@@ -193,8 +201,9 @@ struct Case {
 
   void run() {
     Random random(0x5eed + rows * 1000003 + n * 1009 + k * 7 + (int)format);
-    const Packed packed(format, n, k, random);
-    const std::vector<float> x = random_rows(rows, k, random);
+    const Packed packed(format, n, k, random, largest);
+    std::vector<float> x = random_rows(rows, k, random);
+    for (size_t i = 0; largest && i < x.size(); i++) x[i] = i / (size_t)k % 2 ? -1.f : 1.f;
     OwnActivation a(act, rows, k);
     round_all(kernels, x.data(), k, a);
     const int ld = n + 3, tasks = packed.w.n_pad / kTaskCols;
@@ -325,8 +334,8 @@ void test_gemm(const Kernels& kernels, Format format, Act act) {
   using enum Format;
   const bool by64 = format == W4V || format == W4Z64 || format == W8Z64 || format == F8;
   const int whole = info_of(format).unit == 256 ? 256 : by64 ? 64 : format <= BF16 ? 1 : 32;
-  auto run = [&](int rows, int n, int k) {
-    Case c{kernels, format, act, rows, n, (k + whole - 1) / whole * whole};
+  auto run = [&](int rows, int n, int k, bool largest = false) {
+    Case c{kernels, format, act, rows, n, (k + whole - 1) / whole * whole, largest};
     c.run();
     worst = c.worst > worst ? c.worst : worst;
     shapes++;
@@ -338,8 +347,11 @@ void test_gemm(const Kernels& kernels, Format format, Act act) {
     if (!quick) run(3, 4099, 64), run(2, 32, 4096), run(100, 32, 192);
   } else {
     run(1, 33, 96), run(31, 96, 64);  // tiles of 16, 8, 4, 2 and 1 rows
+    for (int rows = 2; rows < 7; rows++) run(rows, 32, 64);
     if (!quick) run(50, 1, 64), run(3, 259, 64), run(2, 32, 4096), run(100, 32, 192);
   }
+  if (format >= W8)
+    for (int rows : {2, 4, 8}) run(rows, 32, 64, true);
   if (format < W8)
     for (int k : {1, 7, 33, 65}) run(5, 31, k), run(1, 1, k);
   printf("%s gemm %s x %s: %d shapes, worst error %.3f of its bound\n", kernels.name, name_of(format), name_of(act),
