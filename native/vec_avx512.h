@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <cstring>
 
+#ifndef VEC_INLINE  // as builds for checks define it (CMakeLists.txt)
 #define VEC_INLINE __attribute__((always_inline)) inline
+#endif
 #define GEMM_UNROLL _Pragma("GCC unroll 32")
 
 namespace octavo::VEC_NS {

@@ -202,7 +202,7 @@ int main(int argc, char** argv) {
                              Options{KvType::BF16, 5, 80, 0, 0, true, true},
                              Options{KvType::I8, 8, 16, 800, 0, false, true}, Options{KvType::BF16, 2, 128}}) {
       Shared shared;
-      Tree many(random, check::quick ? 16 : 24, 1300, o.window), few(random, 8, 1250, o.window, 1150);
+      Tree many(random, check::quick ? 12 : 24, 1300, o.window), few(random, 8, 1250, o.window, 1150);
       for (auto& [tree, workers] : {std::pair{&many, 1}, std::pair{&few, 4}}) {
         const Shared more = check_bits(*kernels, o, *tree, random, workers);
         shared.whole += more.whole, shared.split += more.split;
