@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Self
 
 from octavo.backends.base import Limits
 from octavo.cache.blocks import GroupSpec
@@ -52,6 +53,12 @@ class Engine:
         self.scheduler.add(request)
         self.scheduler.check()
         return request
+
+    def after_a_short_answer(self) -> Self:
+        """From now on answers are expected to be short: more are let in than can be held."""
+        self.add(make("short", [0], max_tokens=1))
+        self.finish()
+        return self
 
     def schedule(self) -> Step | None:
         step = self.scheduler.schedule()

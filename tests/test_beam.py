@@ -273,6 +273,16 @@ def test_random_histories_with_searches(part: int) -> None:
         assert seen[what] > 0, f"no history reached: {what}"
 
 
+def test_a_search_tells_of_its_prompt_and_then_of_its_answers_alone() -> None:
+    engine = Searches(num_blocks=16, max_tokens=8)
+    terms = Terms(reports_prefill=True)
+    engine.search("s", [1, 2, 3] * 7, terms, best_of=3, n=2, max_tokens=4, ignore_eos=True, logprobs=1)
+    engine.finish()
+    told, engine.answers["s"] = engine.answers["s"][:-2], engine.answers["s"][-2:]
+    assert [(update.token_ids, update.logprobs) for update in told] == [([], [])] * 2, "8 and 16 of 21 tokens"
+    engine.verify_searches()
+
+
 def test_a_deadline_ends_the_whole_search() -> None:
     engine = Searches(num_blocks=20)
     terms = Terms(total_seconds=5.0)

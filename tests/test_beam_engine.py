@@ -18,6 +18,7 @@ from octavo.models import build_graph
 from octavo.request import FinishReason, SamplingParams
 from tests.plain_beam import Distribution, Search, plain_beam_search
 from tests.random_model import random_model, save
+from tests.short_answer import after_a_short_answer
 
 MAX_MODEL_LEN = 64
 EOS = 2  # of models that `save` writes
@@ -125,6 +126,7 @@ def test_beams_are_bit_equal_to_recomputation(tmp_path: Path) -> None:
     block_bytes = alone.loaded.kv.block_bytes
     for options in ({}, {"kv_cache_memory": 6 * block_bytes, "max_num_seqs": 3}):
         engine = Engine(EngineConfig(model=path, max_model_len=MAX_MODEL_LEN, num_threads=1, **options))  # type: ignore[arg-type]
+        after_a_short_answer(engine)
         for (prompt, params), answers in zip(searches, run(engine, searches), strict=True):
             want = plain(distribution, prompt, params).best
             for progress, found in zip(answers, want, strict=False):

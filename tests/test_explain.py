@@ -16,6 +16,7 @@ from octavo.engine.messages import Add
 from octavo.explain import Explanation, MatchEnd
 from octavo.request import Terms
 from tests.serving import Server
+from tests.short_answer import after_a_short_answer
 
 PROMPT = [random.Random(1).randrange(3, 300) for _ in range(70)]
 OTHER = [random.Random(2).randrange(3, 300) for _ in range(70)]
@@ -104,7 +105,7 @@ def test_an_id_that_is_used_again_tells_of_its_last_life(engine: Engine) -> None
 
 def test_what_a_request_waited_for_and_lost(data: Path) -> None:
     block_bytes = small(data).loaded.kv.block_bytes
-    engine = small(data, max_num_seqs=2, kv_cache_memory=10 * block_bytes)
+    engine = after_a_short_answer(small(data, max_num_seqs=2, kv_cache_memory=10 * block_bytes))
     for i in range(3):
         add(engine, f"r{i}", [i + 3] * 20, max_tokens=100)
     engine.step()

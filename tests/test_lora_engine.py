@@ -19,6 +19,7 @@ from octavo.request import ParameterError, SamplingParams
 from octavo.weights.adapter_config import AdapterError
 from octavo.weights.checkpoint import open_checkpoint
 from tests.random_adapter import random_adapter
+from tests.short_answer import after_a_short_answer
 from tests.test_same_bits import Answers
 
 MODEL = "gguf/tiny-llama-q4_1.gguf"
@@ -51,7 +52,7 @@ def request_pool(engine: Engine) -> list[Add]:
         ids = trunk[: rng.choice([5, 16, 40, 100, 250])] + [rng.randrange(vocab) for _ in range(rng.choice([1, 3, 20]))]
         width = {"n": 2, "use_beam_search": True} if i % 7 == 3 else {"n": rng.choice([1, 1, 2])}
         params = SamplingParams(
-            temperature=0.0 if "use_beam_search" in width or i % 3 == 0 else 1.0, max_tokens=rng.choice([8, 40]),
+            temperature=0.0 if "use_beam_search" in width or i % 3 == 0 else 1.0, max_tokens=rng.choice([8, 70]),
             ignore_eos=True, logprobs=2, prompt_logprobs=1 if i % 5 == 0 else None, **width,
         )  # fmt: skip
         pool.append(Add(f"r{i}", ids, params, seed=i, adapter=digests[i % len(digests)]))
@@ -92,9 +93,9 @@ def test_bits_do_not_depend_on_the_crowd(data: Path, adapters: list[Path]) -> No
         options = config(
             data, rng.sample(adapters, len(adapters)), num_threads=1 + case % 2, max_loras=3 + case,
             max_num_batched_tokens=rng.choice([16, 40, 200]), max_num_seqs=16, fuse=case != 1, reuse=case != 2,
-            poison=case % 2 == 0, kv_cache_memory=30 * plain.loaded.kv.block_bytes if case % 2 else None,
+            poison=case % 2 == 0, kv_cache_memory=26 * plain.loaded.kv.block_bytes if case % 2 else None,
         )  # fmt: skip
-        engine = Engine(options)
+        engine = after_a_short_answer(Engine(options))
         crowd = run(engine, rng.sample(pool, len(pool)))
         assert {key: crowd.choices[key] for key in alone.choices} == alone.choices, case
         stats = engine.stats()

@@ -65,6 +65,21 @@ def test_a_hopeless_prompt_is_not_computed() -> None:
     assert machine.served[""] - before == 8000 + 4 and whole(fine)
 
 
+def test_nothing_is_hopeless_where_nothing_like_it_ran() -> None:
+    """The first step of all, of one token, says nothing of four thousand. Those themselves do."""
+    machine = Machine()
+    machine.add("first", 1, 1)
+    machine.finish()
+    fine = machine.add("fine", 4000, 1, ttft_seconds=60.0)
+    machine.finish()
+    assert whole(fine)
+    machine = Machine()
+    hopeless = machine.add("hopeless", 6000, 1, ttft_seconds=4.0)
+    began = machine.now
+    run_until(machine, hopeless)
+    assert hopeless.finish_reason is FinishReason.TIMEOUT and machine.now - began < 3.9
+
+
 def test_what_is_cached_is_not_hopeless() -> None:
     machine = Machine()
     prompt = list(range(8000))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from octavo.engine.messages import Abort, Add, Progress, pooled
 from octavo.graph.adapt import targets
 from octavo.models import build_graph
 from octavo.pooling import Pooling
-from octavo.request import FinishReason, Request, SamplingParams, TokenLogprobs
+from octavo.request import FinishReason, Request, Retention, SamplingParams, Terms, TokenLogprobs
 from octavo.weights.checkpoint import open_checkpoint
 from tests.quantised_model import ACT_ORDER, GPTQ, save_latent_experts, save_quantised, sorted_alike, sorted_experts
 from tests.random_adapter import random_adapter
@@ -65,6 +66,9 @@ class Seen:
     expert_rows: set[int] = field(default_factory=set)  # how many tokens of a step one expert had
     threads: set[int] = field(default_factory=set)
     mixed_draws: int = 0  # steps that stored logits of some rows, and drew others without
+    salted_hits: int = 0  # of those under a salt
+    hinted: int = 0  # requests with a wish for how long their blocks are kept
+    flushes: int = 0  # while requests run
 
     def look(self, batch: StepBatch) -> None:
         lengths = [b - a for a, b in zip(batch.seq_starts[:-1], batch.seq_starts[1:], strict=True)]
@@ -181,6 +185,20 @@ def beam_search(rng: random.Random) -> SamplingParams:
     )
 
 
+def random_terms(rng: random.Random, salt: str) -> Terms:
+    """What may change when tokens come, and not which."""
+    hint = Retention(seconds=rng.choice([0, 60]), priority=rng.choice([-5, 5])) if rng.random() < 0.2 else None
+    return Terms(
+        priority=rng.choice([0, 0, 0, 1, -1]),
+        tenant=rng.choice(["", "", "a", "b"]),
+        cache_salt=salt if rng.random() < 0.9 else "blue",
+        ttft_seconds=rng.choice([None, 3600.0]),
+        total_seconds=rng.choice([None, 3600.0]),
+        retention=hint,
+        reports_prefill=rng.random() < 0.1,
+    )
+
+
 class Answers:
     """Collects Progress, and checks that nothing is delivered twice or left out."""
 
@@ -251,6 +269,8 @@ def schedule(
     options = random_engine(path, rng, block_bytes, case, disk, **more)
     adds = rng.sample(pool, len(pool) if crowded else rng.randint(len(pool) // 2, len(pool)))
     adds += [msgspec.structs.replace(a, id=f"{a.id}-again") for a in rng.sample(adds, len(adds) // 3)]
+    salts = {first: rng.choice(["", "red"]) for first in {a.prompt_ids[0] for a in adds}}  # of those that may share
+    adds = [msgspec.structs.replace(a, terms=random_terms(rng, salts[a.prompt_ids[0]])) for a in adds]
     engine = Engine(options)
     engine._program = Watched(engine._program, seen, readable=not (options.reuse or options.lora))  # type: ignore[assignment]
     if (tier := engine.loaded.tier) is not None:
@@ -260,7 +280,7 @@ def schedule(
     count_forks(engine, seen)
     answers, aborted = Answers(), set()
     waiting = sorted(adds, key=lambda a: a.params.max_tokens or 0) if crowded else list(adds)  # taken from the end
-    rush = 1.0 if crowded else rng.choice([0.02, 0.2, 1.0])
+    rush, flush_at = 1.0 if crowded else rng.choice([0.02, 0.2, 1.0]), rng.randint(30, 120)
     while waiting or engine.has_work:
         while waiting and (not engine.has_work or rng.random() < rush):
             engine.add(waiting.pop())
@@ -268,6 +288,12 @@ def schedule(
             victim = rng.choice(adds)
             engine.abort(Abort(victim.id))
             aborted.add(victim.id)
+        if engine.stats().steps == flush_at:
+            engine.loaded.cache.flush()  # what is on disk stays: the next schedules are to find it
+            seen.flushes += engine.has_work
+        running = engine.loaded.scheduler._running
+        if crowded and running and rng.random() < 0.02:  # beside those for whom there is no room
+            engine.loaded.scheduler._preempt(rng.choice(running), time.monotonic())
         output = engine.step()
         if output is not None:
             answers.take(output.progress)
@@ -293,6 +319,8 @@ def schedule(
             seen.partial_hits += cached % 16 != 0
             seen.whole_hits += cached >= 16
             seen.pooled_hits += cached > 0 and add.pooling == "last"
+            seen.salted_hits += cached > 0 and add.terms.cache_salt != ""
+            seen.hinted += add.terms.retention is not None
             seen.kept_scores += cached > 0 and choice == 0 and add.params.prompt_logprobs is not None
             if add.id not in aborted:
                 yield add, choice, answers.choices[add.id, choice]
@@ -345,6 +373,7 @@ def assert_reached(seen: Seen) -> None:
     assert seen.shared_tiles > 0
     assert seen.kept_scores > 0
     assert seen.pooled_hits > 0
+    assert seen.salted_hits > 0 and seen.hinted > 0 and seen.flushes > 0
 
 
 MODELS = [

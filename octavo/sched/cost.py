@@ -30,6 +30,9 @@ full of weights; where streams decode and nothing waits, nobody asks."""
 OUTLIER = 0.2
 """Relative error from which on a step counts no more than one with this error (Huber's loss)."""
 
+FAR = 32
+"""Steps of so many times the tokens, or pairs of tokens, of any that ran are not known: a step of one token, the first of
+all, would have a prompt of a thousand take an hour."""
 
 MANY = 2**31 - 1
 """Tokens: more than any step has."""
@@ -66,6 +69,8 @@ class StepCost:
         self._factors = (0.0,) * len(Load._fields)
         self._num_known = 0  # steps remembered at the last fit
         self._num_new = 0  # observed since
+        self._most_tokens = 0
+        self._most_pairs = 0.0
         self._errors: deque[float] = deque([0.0], maxlen=64)
 
     def predict(self, load: Load) -> float:
@@ -75,6 +80,8 @@ class StepCost:
     def observe(self, load: Load, seconds: float) -> float:
         """A step took so long. Returns what had been thought of it."""
         thought = _sum_of(self._factors, load)
+        self._most_tokens = max(self._most_tokens, load.num_tokens)
+        self._most_pairs = max(self._most_pairs, load.num_pairs)
         if self._seen:
             self._errors.append(abs(thought / seconds - 1))
         size = load.num_tokens.bit_length()
@@ -108,9 +115,12 @@ class StepCost:
         return self.predict(Load(0, n, n * start + n * (n + 1) / 2, start + n, 1))
 
     def prefill_seconds(self, start: int, stop: int, chunk: int) -> float:
-        """Of the tokens [start, stop) in steps of `chunk` with nothing beside them."""
+        """Of the tokens [start, stop) in steps of `chunk` with nothing beside them; 0: no step that ran comes near."""
         fixed, token, pair, context, row = self._fitted()
         n = stop - start
+        largest = min(n, chunk)
+        if largest > FAR * self._most_tokens or largest * (stop - largest / 2) > FAR * self._most_pairs:
+            return 0.0
         num_steps = -(-n // chunk)
         middle = (start + stop) / 2
         return float(num_steps * (fixed + context * middle) + n * (token + pair * middle) + row)

@@ -22,7 +22,7 @@ class Missed(NamedTuple):
 
 
 class Deadlines:
-    """prefill_seconds(live): the least time until its first token, with the machine to itself. is_over(live): it has
+    """prefill_seconds(live): the least time until its first token, with the machine to itself; 0: not known. is_over(live): it has
     ended, and where it is a beam so has its search.
 
     A request is looked at when its time is up, and before that when its prefill could no longer end in time.
@@ -64,7 +64,8 @@ class Deadlines:
             left = request.arrival + limit - now
             needed = 0.0 if begun else self._prefill_seconds(live)
             if left > needed:
-                heapq.heappush(self._looks, (now + max(left - needed, 1e-3), number, field, live))
+                wait = left / 2 if needed == 0.0 and not begun else left - needed  # its steps will tell what it needs
+                heapq.heappush(self._looks, (now + max(wait, 1e-3), number, field, live))
             else:
                 yield Missed(live, field, _message(request.terms, field, limit, left, needed))
 

@@ -11,7 +11,11 @@ from octavo.sched.live import Live
 MAX_PREEMPTIONS = 3
 """A request preempted this often is a victim only where all others are, too."""
 
+RECENT = 10
+"""Outputs that their expected length is a mean of, about."""
+
 MAX_CAUTION = 8.0
+"""Blocks kept back for each who runs, beside what it is expected to fill."""
 
 
 def victim(running: Iterable[Live], cache: KvCache) -> Live:
@@ -41,17 +45,23 @@ def makes_way(waiting: Live, running: Iterable[Live], cache: KvCache) -> Live | 
 class Headroom:
     """How much those who run will still grow: admission leaves it to them.
 
-    Outputs are expected to be as long as those that ended lately. A preemption shows that this was too little: what
-    is kept back doubles, and comes down again with every request that ends.
+    Outputs are expected to be as long as those that ended lately; before any has, as long as they may be, where that was
+    named. A preemption shows that this was too little: the blocks kept back beside it double, and come down again with
+    every request that ends.
     """
 
     def __init__(self) -> None:
         self.mean_length = 0.0  # of outputs lately, in tokens
+        self._num_ended = 0
         self._caution = 1.0
 
     def ended(self, live: Live) -> None:
         """A request came to its end, by itself or where its client had enough of it."""
-        self.mean_length += 0.1 * (len(live.request.output_ids) - self.mean_length)
+        if live.request.params.max_tokens == 0:  # its prompt alone was wanted
+            return
+        self._num_ended += 1
+        weight = 1 / min(self._num_ended, RECENT)
+        self.mean_length += weight * (len(live.request.output_ids) - self.mean_length)
         self._caution = 1.0 + 0.9 * (self._caution - 1.0)
 
     def preempted(self) -> None:
@@ -60,5 +70,7 @@ class Headroom:
     def num_tokens(self, live: Live) -> int:
         """Tokens that `live` is expected to have in the cache soon, at its end at most."""
         request = live.request
-        growth = max(float(BLOCK_SIZE), self.mean_length - len(request.output_ids))
-        return min(request.num_tokens + int(self._caution * growth), live.max_computed)
+        if not self._num_ended and request.params.max_tokens is not None:
+            return live.max_computed
+        growth = max(0.0, self.mean_length - len(request.output_ids)) + self._caution * BLOCK_SIZE
+        return min(request.num_tokens + int(growth), live.max_computed)

@@ -220,7 +220,7 @@ class Scheduler:
                 self._recent.ended(live, request)
                 updates.append(Update(request, tokens, logprobs, live, error))
                 self._end(live)
-            elif tokens or (request.terms.reports_prefill and not request.output_ids):
+            elif tokens or (request.terms.reports_prefill and not request.output_ids and not live.resting):
                 updates.append(Update(request, tokens, logprobs, live))
         for id, error in searches.items():
             updates += self._searches.turn(id, error, now, self._num_added + 1)
