@@ -72,9 +72,9 @@ def scaled_rows(source: str, rows: int, cols: int, size: float, seed: int) -> fo
     return blocks.reshape(rows, -1)
 
 
-def write_mixed(path: Path, sources: Sequence[str], layers: int = 2, seed: int = 0) -> Path:
+def write_mixed(path: Path, sources: Sequence[str], layers: int = 2, seed: int = 0, inner: int = 256) -> Path:
     """A llama of width 256 with vocabulary 320, whose matrices take the formats of `sources` in turn."""
-    hidden, heads, vocab, inner = 256, 4, 320, 256
+    hidden, heads, vocab = 256, 4, 320
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(layers)
     writer.add_context_length(2048)
