@@ -155,7 +155,7 @@ def test_gptq_follows_its_definition() -> None:
             left[:, i].astype(np.float32), grid.scale[:, i // 32], grid.offset[:, i // 32]
         )
         left[:, i:] -= np.outer((left[:, i] - values) / rest[0, 0], rest[0])
-    same = (gptq(w, hessian, grid, act_order=False) == codes).mean()
+    same = (gptq(w, hessian, grid, act_order=False, damping=0.01) == codes).mean()
     assert same > 0.98  # float32 here and there puts a weight on the other side of a boundary
 
 

@@ -71,7 +71,7 @@ def quantize(
     damping: Annotated[
         float,
         typer.Option("--damping", metavar="X", help="gptq: added to the diagonal, as a part of its mean.", min=1e-6),
-    ] = 0.01,
+    ] = 0.1,
     act_order: Annotated[
         bool,
         typer.Option("--act-order/--no-act-order", help="gptq: columns with the largest inputs first. [default: on]"),

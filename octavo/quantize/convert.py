@@ -58,7 +58,7 @@ class Method(NamedTuple):
 
     texts: Sequence[Sequence[int]] = ()
     act_order: bool = True
-    damping: float = 0.01
+    damping: float = 0.1
     num_threads: int = 0
 
 

@@ -24,10 +24,11 @@ def importance(hessian: F32) -> F32:
     return np.maximum(diagonal, np.float32(1e-3 * mean)) if mean > 0 else np.ones_like(diagonal)
 
 
-def gptq(w: F32, hessian: F32, grid: Grid, act_order: bool = True, damping: float = 0.01) -> I16:
+def gptq(w: F32, hessian: F32, grid: Grid, act_order: bool = True, damping: float = 0.1) -> I16:
     """Codes [N, K] of w [N, K] such that the outputs, not the weights, change little.
 
-    hessian [K, K]: the sum of x x^T over inputs x, in any scale. damping: part of its mean diagonal that is added to it.
+    hessian [K, K]: the sum of x x^T over inputs x, in any scale. damping: part of its mean diagonal that is added to it;
+    a tenth, not the paper's hundredth, since a few thousand tokens say little of directions that are rare in them.
     """
     cols = w.shape[1]
     diagonal = np.diag(hessian)
