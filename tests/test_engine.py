@@ -21,6 +21,7 @@ from octavo.engine import core
 from octavo.engine.client import EngineClient, EngineDead, EngineError
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add, Progress
+from octavo.engine.spawn import Spawned
 from octavo.request import FinishReason, ParameterError, Request, SamplingParams
 from tests.endless import CONTEXT, NUM_TOKENS
 from tests.waiting import SECONDS, busy_share, until, until_async
@@ -93,6 +94,17 @@ def test_streams_equal_the_engine_in_this_process(model: Path) -> None:
                 assert [p.index for p in progress] == list(range(8))
 
     asyncio.run(main())
+
+
+def test_a_process_that_is_told_nothing_ends() -> None:
+    left, abandoned = Spawned(), Spawned()
+    abandoned.abandon()
+    abandoned.abandon()
+    assert abandoned.popen.returncode == -signal.SIGKILL
+    assert left.popen.stdin is not None
+    left.popen.stdin.close()  # as the end of its parent does
+    assert left.popen.wait(SECONDS) == 0 and os.read(left.lifeline, 1) == b""
+    os.close(left.lifeline)
 
 
 def test_ready_tells_what_was_loaded(model: Path) -> None:
