@@ -79,10 +79,10 @@ def _openvino(place: Path, run: Runner, jobs: int) -> None:
 
 
 def _vllm(place: Path, run: Runner, jobs: int) -> None:
-    """Its dependencies bring torchvision and torchaudio for other devices, which fail to load beside torch for CPUs."""
+    """Its dependencies bring packages for other devices, which fail to load beside torch for CPUs."""
     _pip(place, run, TORCH)
     _pip(place, run, *VLLM)
-    run(str(place / "bin/python"), "-m", "pip", "uninstall", "--yes", "torchvision", "torchaudio")
+    run(str(place / "bin/python"), "-m", "pip", "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
 
 
 INSTALLERS: dict[str, Callable[[Path, Runner, int], None]] = {
