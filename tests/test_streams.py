@@ -57,6 +57,24 @@ def test_continuous_usage_grows_to_the_last(server: Server) -> None:
     assert all(chunk["choices"] and chunk["usage"] for chunk in only)
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/api/generate"])
+def test_no_text_breaks_a_line(server: Server, path: str) -> None:
+    """JSON allows line ends of Unicode in strings; clients that read lines of text break there."""
+    text = "one\u2028two\u0085three\u2029four"
+    body: dict[str, Any] = {"model": "tiny", "max_tokens": 64, "stream": True, "structured_outputs": {"choice": [text]}}
+    if path == "/api/generate":
+        body = {"model": "tiny", "prompt": text, "stream": True, "format": {"const": text}, "raw": True}
+    elif path == COMPLETIONS:
+        body["prompt"] = text
+    else:
+        body["messages"] = [{"role": "user", "content": text}]
+    with server.http.stream("POST", path, json=body) as response:
+        assert response.status_code == 200, response.read()
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith(("data: {", "{"))]
+    parts = [json.dumps(json.loads(line), ensure_ascii=False) for line in lines]
+    assert sum(part.count("\u2028") + part.count("\u0085") + part.count("\u2029") for part in parts) >= 3
+
+
 def test_progress_of_the_prompt_is_told(server: Server) -> None:
     body = {"prompt": [7, 8, 9] * 90, "max_tokens": 2, "return_progress": True, "stream": True}
     chunks = server.events(COMPLETIONS, body)

@@ -21,6 +21,17 @@ PING = b": ping\n\n"
 """A comment: keeps proxies from closing a connection on which nothing comes."""
 
 
+_LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+
+
+def in_line(part: bytes) -> bytes:
+    """JSON whose strings hold nothing that ends a line in Unicode: JSON allows it, but many clients read lines of text."""
+    if not part.isascii():
+        for raw, escaped in _LINE_ENDS:
+            part = part.replace(raw, escaped)
+    return part
+
+
 class Relay(NamedTuple):
     """What makes most parts of a stream, which are written where the engine's message is read."""
 
@@ -97,7 +108,7 @@ class EventStream(Response):
                     if not self._started:
                         await self._start(send)
                     sending = True
-                    await send_body({"type": "http.response.body", "body": event, "more_body": True})
+                    await send_body({"type": "http.response.body", "body": in_line(event), "more_body": True})
                     self._last, sending = time.monotonic(), False
         finally:
             if self._relay is not None:
@@ -112,7 +123,7 @@ class EventStream(Response):
 
         def put(choice: int, delta: Delta) -> None:
             if part := written(choice, delta):
-                write(part)
+                write(in_line(part))
                 self._last = monotonic()
 
         return put
