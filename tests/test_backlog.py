@@ -125,7 +125,7 @@ def test_those_accepted_at_overload_are_served_as_in_usual_times(
     assert over.first_p99 <= 1.3 * usual.first_p99 and over.gap_p99 <= 1.3 * usual.gap_p99
     assert usual.num_refused < 0.15 * usual.num_sent and over.num_refused > 0.5 * over.num_sent
     late = crowd(patient, 3 * capacity)
-    assert over.per_second >= 0.95 * late.per_second and late.first_p99 > 2 * over.first_p99
+    assert over.per_second >= 0.97 * late.per_second and late.first_p99 > 2 * over.first_p99
 
 
 class Crowd:

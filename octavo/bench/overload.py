@@ -54,7 +54,9 @@ class Phase(NamedTuple):
 
     @property
     def per_second(self) -> float:
-        """Requests served, by their tokens."""
+        """Requests served, by their tokens. Raises RuntimeError where there were none."""
+        if not self.num_tokens:
+            raise RuntimeError(f"no token was served within {self.seconds:g} s")
         return self.num_tokens / OUTPUT_LEN / self.seconds
 
     @property
