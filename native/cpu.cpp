@@ -4,6 +4,8 @@
 
 #ifdef __x86_64__
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace octavo {
@@ -39,6 +41,7 @@ bool has_avx2() {
 
 #ifdef OCTAVO_AVX512_MODEL
 bool has_avx512() { return has_avx2(); }
+bool has_amx() { return has_avx2(); }
 #elif !defined(OCTAVO_NO_AVX512)
 bool has_avx512() {
   const Cpuid seven(7, 0), sub1(7, 1);
@@ -47,22 +50,37 @@ bool has_avx512() {
          && all_bits(seven.c, {1, 11})              // VBMI, VNNI
          && all_bits(sub1.a, {5});                  // BF16
 }
+
+// Linux gives a process the state of tiles when it asks (6.x Documentation/arch/x86/xstate.rst).
+bool may_use_tiles() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+bool has_amx() {
+  static const bool has = has_avx512() && all_bits(xcr0(), {17, 18})  // tile configuration and data
+                          && all_bits(Cpuid(7, 0).d, {22, 24, 25})    // BF16, TILE, INT8
+                          && may_use_tiles();
+  return has;
+}
 #endif
 
 const Kernels* avx2() { return has_avx2() ? kernels_avx2() : nullptr; }
 #ifdef OCTAVO_NO_AVX512
 const Kernels* avx512() { return nullptr; }
+const Kernels* amx() { return nullptr; }
 #else
 const Kernels* avx512() { return has_avx512() ? kernels_avx512() : nullptr; }
+const Kernels* amx() { return has_amx() ? kernels_amx() : nullptr; }
 #endif
 #else
 const Kernels* avx2() { return nullptr; }
 const Kernels* avx512() { return nullptr; }
+const Kernels* amx() { return nullptr; }
 #endif
 
 std::vector<const Kernels*> levels() {
   std::vector<const Kernels*> found;
-  for (const Kernels* k : {kernels_generic(), avx2(), avx512()})
+  for (const Kernels* k : {kernels_generic(), avx2(), avx512(), amx()})
     if (k) found.push_back(k);
   return found;
 }

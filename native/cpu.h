@@ -7,7 +7,7 @@
 
 namespace octavo {
 
-// Kernel levels this build and machine can run, lowest first: "generic", "avx2", "avx512".
+// Kernel levels this build and machine can run, lowest first: "generic", "avx2", "avx512", "amx".
 std::vector<std::string> isa_levels();
 
 // The kernel table of a level; "auto" is the highest. Throws std::invalid_argument naming the level and those available.

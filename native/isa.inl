@@ -2,6 +2,7 @@
 #include "kernels.h"
 #include "math.inl"
 #include "acts.inl"
+#include "elements.inl"
 #include "round.inl"
 #include "codes.inl"
 #include "decode.inl"

@@ -1,4 +1,4 @@
-// What a kernel level (generic, avx2, avx512) exports: one table of functions. Kernels know neither Python nor numpy,
+// What a kernel level (generic, avx2, avx512, amx) exports: one table of functions. Kernels know neither Python nor numpy,
 // do not throw, allocate or lock; all arguments were checked when the plan was compiled. Rows are half-open [row0, row1).
 // Results of a row never depend on which other rows, or how many, are in the call (P1).
 #pragma once
@@ -387,5 +387,6 @@ struct Kernels {
 const Kernels* kernels_generic();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
+const Kernels* kernels_amx();
 
 }  // namespace octavo

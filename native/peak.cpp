@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tiles.h"
+
 namespace octavo {
 
 double thread_seconds() {
@@ -76,6 +78,18 @@ double avx2_groups(Format f) {
   }
 }
 
+// Six chains of dots of whole tiles, a turn. No compiler knows the registers.
+#define DOT(op, n) op " %%tmm7, %%tmm6, %%tmm" #n "\n"
+#define DOTS(op) LOOP(DOT(op, 0) DOT(op, 1) DOT(op, 2) DOT(op, 3) DOT(op, 4) DOT(op, 5))
+template <class Loop> double tile_turns(Loop loop) {
+  TileShapes shapes;
+  for (int i = 0; i < 8; i++) shapes.set(i, kTileLanes, 64);
+  tiles_begin(shapes);
+  const double rate = turns_per_second(loop);
+  tiles_end();
+  return rate;
+}
+
 }  // namespace
 
 double peak_ops(const Kernels& kernels, Format f, Act act) {
@@ -84,7 +98,10 @@ double peak_ops(const Kernels& kernels, Format f, Act act) {
     if (codes && act == Act::A8) return avx2_groups(f) * 4 * 32 * 8 * 2;
     return turns_per_second(LOOP(TWELVE("vfmadd231ps", "ymm"))) * 12 * 8 * 2;
   }
-  if (strcmp(kernels.name, "avx512")) return 0;
+  const bool tiles = !strcmp(kernels.name, "amx");
+  if (strcmp(kernels.name, "avx512") && !tiles) return 0;
+  if (tiles && codes && act == Act::A8) return tile_turns(DOTS("tdpbssd")) * 6 * 16 * 16 * 64 * 2;
+  if (tiles && f >= Format::BF16 && act == Act::BF16) return tile_turns(DOTS("tdpbf16ps")) * 6 * 16 * 16 * 32 * 2;
   if (codes && act == Act::A8) return turns_per_second(LOOP(TWELVE("vpdpbusd", "zmm"))) * 12 * 64 * 2;
   if (f >= Format::BF16 && act == Act::BF16) return turns_per_second(LOOP(TWELVE("vdpbf16ps", "zmm"))) * 12 * 32 * 2;
   return turns_per_second(LOOP(TWELVE("vfmadd231ps", "zmm"))) * 12 * 16 * 2;

@@ -50,7 +50,7 @@ def test_help_names_commands_and_every_option() -> None:
         (["generate", "MODEL", "Hello", "--kv-cache-memory", "1KiB"], 1, "KV"),
         (["generate", "MODEL", "Hello", "--temperature", "-1"], 2, "temperature"),
         (["generate", "MODEL", "Hello", "--max-tokens", "9999"], 2, "512"),
-        (["generate", "MODEL", "Hello", "--isa", "sse"], 2, "generic, avx2, avx512"),
+        (["generate", "MODEL", "Hello", "--isa", "sse"], 2, "generic, avx2, avx512, amx"),
         (["show", "MODEL", "--config", "no.toml"], 2, "no.toml: No such file"),
         (["serve", "MODEL", "--served-model-name", "a", "--lora", "a=b"], 2, "the name of the model itself"),
         (["bench", "speed"], 2, "there is no workload 'speed'; there are throughput, latency, prefill, decode"),

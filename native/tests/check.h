@@ -152,7 +152,7 @@ inline std::vector<const Kernels*> levels(int argc, char** argv) {
     } else if (!strcmp(argv[i], "--isa") && i + 1 < argc) {
       found.push_back(&kernels_of(argv[++i]));
     } else {
-      printf("usage: %s [--quick] [--isa generic|avx2|avx512]\n", argv[0]);
+      printf("usage: %s [--quick] [--isa generic|avx2|avx512|amx]\n", argv[0]);
       exit(2);
     }
   }
