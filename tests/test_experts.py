@@ -161,6 +161,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek_v3_narrow", {"v_head_dim": 64}, "has shape"),
     ("deepseek_v3_narrow", {"architectures": ["DeepseekV2ForCausalLM"], "norm_topk_prob": True}, "norm_topk_prob = true"),
     ("deepseek_v3_narrow", {"architectures": ["DeepseekV2ForCausalLM"], "topk_method": "noaux_tc"}, "topk_method = 'noaux_tc'"),
+    ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types = .'dense'., expected dense or sparse for each"),
+    ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense"]}, "a dense layer behind one with experts"),
 ]  # fmt: skip
 
 
