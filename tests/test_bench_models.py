@@ -44,7 +44,9 @@ def test_random_rows(source: str) -> None:
 def test_random_model(tmp_path: Path, source: str) -> None:
     path = tmp_path / "model.gguf"
     models.write_random(path, SMALL, source, "making it")
-    assert {tensor.source for tensor in read_gguf(path).tensors.values()} == {source, "F32"}
+    file = read_gguf(path)
+    assert {tensor.source for tensor in file.tensors.values()} == {source, "F32"}
+    assert file.metadata["general.file_type"] == {"Q4_0": 2, "BF16": 32}[source]
     work = Offline(EngineConfig(model=str(path), num_threads=1, max_model_len=128))
     assert work.weight_bytes >= 256 * 1024 * (2 if source == "BF16" else 0.5)
     assert (

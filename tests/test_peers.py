@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import pytest
@@ -59,8 +62,48 @@ def test_turns(tmp_path: Path) -> None:
         Engine("vllm", own_python(), work._replace(kind="offline"), log)
     with pytest.raises(Unable, match="the package has no server"):
         Engine("openvino", own_python(), work, log)
+    with Engine("octavo", own_python(), work, log) as engine:
+        engine.words["url"] = "http://127.0.0.1:1"
+        with pytest.raises(Unable, match=r"127\.0\.0\.1"):
+            engine.run(0)
     with pytest.raises(Unable, match="no such file"):
         Engine("octavo", own_python(), work._replace(kind="offline", model="missing.gguf"), log)
+
+
+def test_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run is to warm up, but of starts; an engine that fails says why, and the others go on."""
+    loader = SourceFileLoader("bench_peers", str(SCRIPTS / "bench-peers"))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    script = module_from_spec(spec)
+    loader.exec_module(script)
+    from peers.protocol import Workload
+    from peers.rows import ROWS
+    from peers.turns import Unable
+
+    class Fake(AbstractContextManager["Fake"]):
+        def __init__(self, name: str, *rest: object) -> None:
+            self.name = name
+
+        def run(self, number: int) -> float:
+            if self.name == "llama.cpp" and number == 2:
+                raise Unable("it ended")
+            return 10.0 + number
+
+        def __exit__(self, *exception: object) -> None:
+            pass
+
+    monkeypatch.setattr(script, "Engine", Fake)
+    rows = {row.name: row for row in ROWS}
+    pythons = {name: Path() for name in ("octavo", "llama.cpp", "vllm")}
+    for name, first in (("one stream, Q4_1", 11.0), ("start to first token", 10.0)):
+        work = Workload(rows[name].kind, "", None, 1, 0, 4, 2, 1, "auto")
+        outcome = script.measure(rows[name], work, False, pythons, 3, tmp_path)
+        assert outcome.runs["octavo"] == [first, first + 1, first + 2] and outcome.unable == {"llama.cpp": "it ended"}
+        assert outcome.runs["llama.cpp"] == ([11.0] if first == 11 else [10.0, 11.0]) and "vllm" not in outcome.runs
+        assert len(outcome.bandwidth) == len(outcome.barrier) == 4
 
 
 def test_table() -> None:

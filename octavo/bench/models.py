@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
+from gguf.constants import LlamaFileType
 
 from octavo.bench import hf_random
 from octavo.bench.blocks import SOURCES, random_rows
@@ -137,7 +138,8 @@ def write(path: Path, name: str) -> None:
         hf_random.write_random(path, Shape().config(), list(Shape().modules()), FOLDERS[name])
         write_tokenizer(demo.file.path, path)
     elif name in DEMO:
-        write_gguf(path, demo.metadata, list(_rounded(demo, *DEMO[name])), f"making {name}")
+        metadata = demo.metadata | _file_type(DEMO[name][0])
+        write_gguf(path, metadata, list(_rounded(demo, *DEMO[name])), f"making {name}")
     else:
         write_random(path, Shape(), LARGE[name], f"making {name}", tokenizer_of(demo))
 
@@ -153,7 +155,13 @@ def tokenizer_of(file: GgufFile) -> dict[str, Any]:
 
 def write_random(path: Path, shape: Shape, source: str, title: str, tokenizer: dict[str, Any] | None = None) -> None:
     """tokenizer: its metadata; a model without one takes token ids alone."""
-    write_gguf(path, shape.metadata() | (tokenizer or {}), list(_random(shape, source)), title)
+    metadata = shape.metadata() | _file_type(source) | (tokenizer or {})
+    write_gguf(path, metadata, list(_random(shape, source)), title)
+
+
+def _file_type(source: str) -> dict[str, Any]:
+    """The metadata that say the format of most matrices: OpenVINO reads no file without."""
+    return {"general.file_type": int(getattr(LlamaFileType, f"MOSTLY_{source}", LlamaFileType.GUESSED))}
 
 
 def _rounded(demo: GgufFile, matrix: str, embedding: str) -> Iterator[Tensor]:

@@ -30,8 +30,6 @@ def _environment(w: Workload) -> None:
 def load(w: Workload) -> tuple[Run, dict[str, Any]]:
     if w.folder is None:
         raise RuntimeError("it has no such weights: bf16 alone is compared")
-    if w.kind not in ("offline", "stream", "prefill"):
-        raise RuntimeError("its offline class does not say when steps end")
     _environment(w)
     import vllm
 
@@ -44,9 +42,11 @@ def load(w: Workload) -> tuple[Run, dict[str, Any]]:
         prompts = w.prompts(number)
         count = 1 if w.kind == "prefill" else w.output_len
         params = vllm.SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
-        if w.kind == "stream":
-            moments = _stream(llm, prompts[0], params)
-            return (count - 1) / (moments[-1] - moments[0])
+        if w.kind in ("stream", "decode"):
+            if w.kind == "decode":
+                prompts = [prompt[: w.input_len - w.output_len // 2] for prompt in prompts]
+            moments = _steps(llm, prompts, params)
+            return w.num_prompts * (len(moments) - 1) / (moments[-1] - moments[0])
         began = time.perf_counter()
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
         seconds = time.perf_counter() - began
@@ -57,14 +57,15 @@ def load(w: Workload) -> tuple[Run, dict[str, Any]]:
     return run, {"version": vllm.__version__}
 
 
-def _stream(llm: Any, prompt: list[int], params: Any) -> list[float]:
+def _steps(llm: Any, prompts: list[list[int]], params: Any) -> list[float]:
+    """The moments of the steps in which all streams got a token."""
     engine = llm.llm_engine
-    engine.add_request("stream", {"prompt_token_ids": prompt}, params)
-    moments: list[float] = []
+    for number, prompt in enumerate(prompts):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+    moments = []
     while engine.has_unfinished_requests():
-        for output in engine.step():
-            new = len(output.outputs[0].token_ids) - len(moments)
-            moments += [time.perf_counter()] * new
+        if len(engine.step()) == len(prompts):
+            moments.append(time.perf_counter())
     return moments
 
 

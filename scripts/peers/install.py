@@ -58,7 +58,8 @@ def _pip(place: Path, run: Runner, *arguments: str, **environment: str) -> None:
 def _llama_cpp(place: Path, run: Runner, jobs: int) -> None:
     """Library and server for this processor out of the source package, whose Python part looks for the library in its lib/."""
     python = str(place / "bin/python")
-    run(python, "-m", "pip", "download", "--no-deps", "--no-binary=:all:", "--dest", str(place / "src"), LLAMA_CPP)
+    source_alone = f"--no-binary={LLAMA_CPP.partition('==')[0]}"  # not :all:, which builds CMake as well
+    run(python, "-m", "pip", "download", "--no-deps", source_alone, "--dest", str(place / "src"), LLAMA_CPP)
     (archive,) = (place / "src").glob("llama_cpp_python-*.tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(place / "src", filter="data")

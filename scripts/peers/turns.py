@@ -16,6 +16,8 @@ from peers.protocol import Workload
 
 from octavo.bench import serve
 from octavo.bench.http import Target
+from octavo.config import ConfigError
+from octavo.engine.client import EngineError
 
 HERE = Path(__file__).parent
 
@@ -84,7 +86,10 @@ class Engine:
             seconds, _ = await serve.one_run(target, await target.model(), load, self._draw)
             return seconds
 
-        seconds = asyncio.run(run())
+        try:
+            seconds = asyncio.run(run())
+        except (OSError, ConfigError, EngineError) as error:
+            raise Unable(str(error)) from None
         return seconds if w.kind == "prefix" else w.num_prompts * w.output_len / seconds
 
     def _ask(self, line: str) -> dict[str, Any]:
