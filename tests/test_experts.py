@@ -161,6 +161,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek_v3_narrow", {"v_head_dim": 64}, "has shape"),
     ("deepseek_v3_narrow", {"architectures": ["DeepseekV2ForCausalLM"], "norm_topk_prob": True}, "norm_topk_prob = true"),
     ("deepseek_v3_narrow", {"architectures": ["DeepseekV2ForCausalLM"], "topk_method": "noaux_tc"}, "topk_method = 'noaux_tc'"),
+    ("ernie4_5_moe", {"moe_k": 7}, "moe_k = 7 of 6 experts: there are not so many"),
+    ("ernie4_5_moe", {"moe_norm_min": 0.1}, "moe_norm_min = 0.1, which is not supported"),
+    ("ernie4_5_moe", {"moe_layer_end_index": -1}, "mlp.gate.weight' is missing"),
     ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types = .'dense'., expected dense or sparse for each"),
     ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense"]}, "a dense layer behind one with experts"),
 ]  # fmt: skip

@@ -169,6 +169,7 @@ MIXTURES = {
     "mixtral": "llama with ffn_gate_inp", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "olmoe": "olmoe",
     "granitemoe": "granitemoe", "glm4_moe": "glm4moe", "phimoe": "phimoe", "minimax_m2": "minimax-m2",
     "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
+    "ernie4_5_moe": "ernie4_5-moe",
 }  # fmt: skip
 
 

@@ -106,6 +106,15 @@ def test_windows_of_published_models(name: str) -> None:
     assert {group.window: len(group.layers) for group in graph_of(name)[0].groups} == WINDOWS[name]
 
 
+def test_drafts_of_tokens_are_left_out() -> None:
+    entry = PUBLISHED["baidu/ERNIE-4.5-21B-A3B-PT"]
+    hollow = Hollow("p", entry["config"], {**entry["tensors"], "model.mtp_linear_proj.0.weight": [2560, 5120]})
+    assert max(node.layer for node in build_graph(Addressed(text_model(hollow))).nodes) == 5
+    hollow = Hollow("p", entry["config"], {**entry["tensors"], "model.linear_proj.0.weight": [2560, 5120]})
+    with pytest.raises(CheckpointError, match=r"no place to tensor 'model\.linear_proj"):
+        build_graph(Addressed(text_model(hollow)))
+
+
 BOUNDS = {
     "microsoft/Phi-3-mini-128k-instruct": 4096, "microsoft/Phi-3.5-MoE-instruct": 4096, "openai-community/gpt2": 1024,
     "mistralai/Ministral-3-8B-Instruct-2512": 16384, "BAAI/bge-m3": 8192, "google-bert/bert-base-uncased": 512,

@@ -16,6 +16,7 @@ from octavo.models import (
     cohere2,
     deepseek,
     ernie4_5,
+    ernie4_5_moe,
     exaone4,
     falcon,
     gemma,
@@ -76,6 +77,7 @@ ARCHITECTURES = {
     "DeepseekV3ForCausalLM": deepseek.build_v3,
     "Ernie4_5ForCausalLM": ernie4_5.build,
     "Ernie4_5_ForCausalLM": ernie4_5.build,
+    "Ernie4_5_MoeForCausalLM": ernie4_5_moe.build,
     "Exaone4ForCausalLM": exaone4.build,
     "FalconForCausalLM": falcon.build,
     "GPT2LMHeadModel": gpt2.build,
@@ -181,12 +183,16 @@ def _refuse_unread(graph: Graph, checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"{checkpoint.path}: the config gives no place to tensor {unread[0]!r}{more}")
 
 
+_DRAFTS = ("model.mtp_",)
+"""Beginnings of the names of ERNIE's tensors that predict more than the next token."""
+
+
 def _drafts(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Prefixes of layers behind the last that predict more than one token: the model is whole without them."""
+    """Prefixes of layers that predict more than the next token, most behind the last: the model is whole without them."""
     layers, more = (checkpoint.config.get(key) for key in ("num_hidden_layers", "num_nextn_predict_layers"))
     if type(layers) is not int or type(more) is not int:
-        return ()
-    return tuple(f"model.layers.{i}." for i in range(layers, layers + min(more, 8)))
+        return _DRAFTS
+    return (*_DRAFTS, *(f"model.layers.{i}." for i in range(layers, layers + min(more, 8))))
 
 
 _OF_ENCODERS = (

@@ -233,6 +233,20 @@ FAMILIES: dict[str, Family] = {
     ),
     "deepseek2": Family("DeepseekV3ForCausalLM", _DEEPSEEK2, _TOP, keys={**_ROUTED_EXPERTS, **_LATENT_KEYS}),
     "ernie4_5": Family("Ernie4_5ForCausalLM", _LLAMA, _TOP, switches={"attn_q.bias": "use_bias"}),
+    "ernie4_5-moe": Family(
+        "Ernie4_5_MoeForCausalLM",
+        {**_EXPERTS, "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+        _TOP,
+        switches={"attn_q.bias": "use_bias"},
+        keys={
+            **_EXPERT_KEYS,
+            "expert_count": "moe_num_experts",
+            "expert_used_count": "moe_k",
+            "expert_shared_count": "moe_num_shared_experts",
+            "leading_dense_block_count": "moe_layer_start_index",
+            "interleave_moe_layer_step": "moe_layer_interval",
+        },
+    ),
     "exaone4": Family("Exaone4ForCausalLM", _POST_NORMS, _TOP, period=4),
     "falcon": _FALCON,
     "falcon with attn_norm_2": _FALCON._replace(
