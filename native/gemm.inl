@@ -46,16 +46,21 @@ GEMM_TILE static void tile_a8(const uint8_t* w, const Activation& x, int row, fl
   GEMM_UNROLL for (int r = 0; r < MR; r++) memcpy(y + r * 32, &acc[r], sizeof(f32v));
 }
 
+VEC_INLINE int32_t wrapping_difference(int32_t a, int32_t b) { return (int32_t)((uint32_t)a - (uint32_t)b); }
+
 // Rows of a group where they lie, from index `at` of the activation on.
 template <Format F> struct RowsInPlace {
   const Activation& x;
   int64_t at;
   VEC_INLINE int32_t nsum(int r, int run) const {
-    return kRuns<F> == 1 ? x.nsum[at + r] : run ? x.nsum[at + r] - x.nhalf[at + r] : x.nhalf[at + r];
+    if (kRuns<F> == 1) return x.nsum[at + r];
+    return run ? wrapping_difference(x.nsum[at + r], x.nhalf[at + r]) : x.nhalf[at + r];
   }
   VEC_INLINE int32_t begin(int r, int run) const { return Panel<F>::begin(nsum(r, run)); }
   VEC_INLINE float s(int r) const { return x.s[at + r]; }
-  VEC_INLINE float t(int r, int run) const { return kRuns<F> == 1 ? x.t[at + r] : s(r) * (float)-nsum(r, run); }
+  VEC_INLINE float t(int r, int run) const {
+    return kRuns<F> == 1 ? x.t[at + r] : s(r) * (float)wrapping_difference(0, nsum(r, run));
+  }
   template <int N> VEC_INLINE void dot(i32v (&sum)[kInterleave], const Panel<F>& panel, int run) const {
     constexpr int kQuads = Panel<F>::kQuads;
     Panel<F>::Weights::template dot<kQuads>(sum, N, panel.quads + run * kQuads, x.q + at * 32 + run * 16);

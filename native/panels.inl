@@ -13,8 +13,10 @@ struct WeightsOf<F> {
 
 // What the sum of a run starts at, where kRest of the zero of all columns is left to it: first what the row says, given the
 // sum of its activations negated. Sums are exact: |q| <= 127, values within 128 and zeros within 255, so that they stay
-// below 32 * 127 * (128 + 255) < 2^21.
-template <Format F, int kRest> VEC_INLINE int32_t begin_of(int32_t nsum) { return kZeros<F> ? nsum : nsum * kRest; }
+// below 32 * 127 * (128 + 255) < 2^21; what a program left of another value in their place wraps.
+template <Format F, int kRest> VEC_INLINE int32_t begin_of(int32_t nsum) {
+  return kZeros<F> ? nsum : (int32_t)((uint32_t)nsum * (uint32_t)kRest);
+}
 template <Format F, int kRest> VEC_INLINE i32v start_of(const Numbers<F>& numbers, int32_t begun) {
   if constexpr (kZeros<F>) return (numbers.zero + kRest) * begun;
   else if constexpr (kRest != 0) return begun - i32v{};

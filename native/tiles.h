@@ -27,7 +27,7 @@ struct alignas(64) TileShapes {
 
 #ifdef OCTAVO_TILE_MODEL
 inline void tiles_begin(const TileShapes& shapes) { tile_model::configure(shapes.rows, shapes.bytes); }
-inline void tiles_end() {}
+inline void tiles_end() { tile_model::release(); }
 template <int T> inline void tile_zero() { tile_model::zero(T); }
 template <int T> inline void tile_load(const void* p, int64_t stride) { tile_model::load(T, p, stride); }
 template <int T> inline void tile_store(void* p, int64_t stride) { tile_model::store(T, p, stride); }
@@ -35,7 +35,7 @@ template <int C, int A, int B> inline void tile_dot_bf16() { tile_model::dot_bf1
 template <int C, int A, int B> inline void tile_dot_s8_s8() { tile_model::dot_bytes<int8_t, int8_t>(C, A, B); }
 template <int C, int A, int B> inline void tile_dot_s8_u8() { tile_model::dot_bytes<int8_t, uint8_t>(C, A, B); }
 template <int C, int A, int B> inline void tile_dot_u8_s8() { tile_model::dot_bytes<uint8_t, int8_t>(C, A, B); }
-#else
+#elif defined(__x86_64__)
 #define TILE_INLINE __attribute__((always_inline)) inline
 TILE_INLINE void tiles_begin(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
 TILE_INLINE void tiles_end() { asm volatile("tilerelease"); }

@@ -54,6 +54,7 @@ PORTABLE = {
     "test_pool": ["barrier", "sleep and wake", "uneven work"],
     "test_memory": ["reserve", "huge pages", "refusal"],
     "test_hostile": ["changed programs"],
+    "test_tiles": ["bytes", "bf16", "the same bits" if "amx" in _native.isa_levels() else "no tiles here"],
 }
 
 

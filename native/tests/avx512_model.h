@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "bf16_model.h"
+
 namespace octavo::avx512_model {
 
 template <class T> struct Lanes {  // a register, read and written by element
@@ -43,9 +45,7 @@ template <class T, class V, class F> inline __mmask16 mask_of(V a, V b, F f) {
   return (__mmask16)mask;
 }
 
-// Subnormals count as zero in bf16 instructions, whatever MXCSR says.
-inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.f, x) : x; }
-inline float widened(uint16_t bf16) { return flushed(std::bit_cast<float>((uint32_t)bf16 << 16)); }
+using namespace bf16_model;
 inline uint16_t narrowed(float x) {
   const uint32_t u = std::bit_cast<uint32_t>(flushed(x));
   return (uint16_t)(x != x ? (u >> 16) | 0x40 : (u + 0x7fff + (u >> 16 & 1)) >> 16);
@@ -160,7 +160,7 @@ inline __m512 dot_bf16(__m512 acc, __m512bh a, __m512bh b) {
   const Lanes<uint16_t> x(a), y(b);
   for (int i = 0; i < 16; i++) {
     float s = flushed(sum.at[i]);
-    for (int j = 1; j >= 0; j--) s = flushed(__builtin_fmaf(widened(x.at[2 * i + j]), widened(y.at[2 * i + j]), s));
+    for (int j = 1; j >= 0; j--) s = fused(widened(x.at[2 * i + j]), widened(y.at[2 * i + j]), s);
     sum.at[i] = s;
   }
   return sum.as<__m512>();

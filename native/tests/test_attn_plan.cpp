@@ -183,12 +183,11 @@ Shared check_bits(const Kernels& kernels, const Options& o, Tree& tree, Random& 
 
 int main(int argc, char** argv) {
   const std::vector<const Kernels*> levels = check::levels(argc, argv);
-  Random random(1);
+  Random plans(1);
   for (int i = 0; i < (check::quick ? 20 : 200); i++) {  // plans alone: many sequences, long contexts, many threads
-    const int window = i % 3 == 2 ? 1 + random.below(900) : 0, rows = 1 + random.below(9),
-              workers = 1 + random.below(40);
-    const int seqs = 1 + random.below(90), longest = 1 + random.below(3000);
-    Tree tree(random, seqs, longest, window);
+    const int window = i % 3 == 2 ? 1 + plans.below(900) : 0, rows = 1 + plans.below(9), workers = 1 + plans.below(40);
+    const int seqs = 1 + plans.below(90), longest = 1 + plans.below(3000);
+    Tree tree(plans, seqs, longest, window);
     const AttnPlan::Shape shape{0, 3 * rows, 3, 32, window, true, true};
     AttnPlan plan(shape, 4000, workers);
     plan.make(tree.batch);
@@ -197,6 +196,7 @@ int main(int argc, char** argv) {
   std::printf("every row and tile once\n");
   for (const Kernels* kernels : levels) {
     std::printf("level %s\n", kernels->name);
+    Random random(1);
     for (const Options& o : {Options{KvType::BF16, 3, 64}, Options{KvType::BF16, 1, 32, 700},
                              Options{KvType::F32, 4, 16, 0, 0, false, true}, Options{KvType::I8, 2, 32, 0, 4, true},
                              Options{KvType::BF16, 5, 80, 0, 0, true, true},
