@@ -38,12 +38,12 @@ def digest(result: dict[str, Any]) -> str:
 @pytest.mark.parametrize("isa", _native.isa_levels())
 def test_bits_of_a_level(isa: str) -> None:
     assert digest(run(sys.executable, "tests/emulated.py", isa)) == golden(isa), (
-        f"results of {isa} changed. If they were meant to, raise NUMERICS_VERSION in octavo/backends/base.py and put the "
-        f"new digest into {GOLDEN.name}"
+        f"results of {isa} changed. If they were meant to, raise NUMERICS_VERSION in octavo/backends/base.py and run "
+        f"python tests/test_emulation.py {isa}"
     )
 
 
-TARGETS = [("aarch64", "generic"), pytest.param("avx512", "avx512", marks=pytest.mark.long)]
+TARGETS = [("aarch64", "generic"), *(pytest.param(isa, isa, marks=pytest.mark.long) for isa in ("avx512", "amx"))]
 if "avx512" in _native.isa_levels():  # otherwise this machine is an x86-64 without AVX-512 itself
     TARGETS.append(("avx2", "avx2"))
 
@@ -60,3 +60,9 @@ def golden(isa: str) -> str:
     assert known["numerics_version"] == NUMERICS_VERSION
     digest: str = known[isa]
     return digest
+
+
+if __name__ == "__main__":  # writes the digests of the levels that are named
+    known = json.loads(GOLDEN.read_text()) | {"numerics_version": NUMERICS_VERSION}
+    known |= {isa: digest(run(sys.executable, "tests/emulated.py", isa)) for isa in sys.argv[1:]}
+    GOLDEN.write_text(json.dumps(known, indent=2) + "\n")
