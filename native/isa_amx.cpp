@@ -12,6 +12,7 @@
 #include "gemm.inl"
 #include "tiles.h"
 #include "tile_bf16.inl"
+#include "tile_codes.inl"
 
 namespace octavo {
 
@@ -21,6 +22,9 @@ const Kernels* kernels_amx() {
     t.name = "amx";
     t.round = amx::round;
     t.gemm[(int)Format::BF16][(int)Act::BF16] = amx::gemm<amx::ProductTilesBf16>;
+    amx::put_codes<Format::W8, Format::W4, Format::W4F, Format::W5, Format::W5F, Format::W4N, Format::W4M, Format::W4V,
+                   Format::W4Z, Format::W4Z64, Format::W4C, Format::W8Z64, Format::W2K, Format::W3K, Format::W4K,
+                   Format::W5K, Format::W6K, Format::W4X>(t);
     return t;
   }();
   return &table;

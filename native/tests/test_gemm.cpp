@@ -105,6 +105,9 @@ class Packed {
       case 'e':
         if (make) numbers[at + index] = (uint8_t)random_.below(0x7f);
         return e4m3_value(numbers[at + index]);
+      case 'z':
+        if (make) numbers[at + index] = (uint8_t)(!largest_ ? random_.next() : info_of(w.format).low == 8 ? 128 : 8);
+        return numbers[at + index];
       default:
         if (make) numbers[at + index] = (uint8_t)random_.next();
         return kind == 'i' ? (int8_t)numbers[at + index] : numbers[at + index];
@@ -145,10 +148,10 @@ class Packed {
       case W4N: scale = num('h', 0, 32), integer = kIq4Nl[q]; break;
       case W4M: scale = num('b', 0, 32), integer = kE2m1[q]; break;
       case W4V: scale = num('e', 0, 16) / 2, integer = kE2m1[q]; break;
-      case W4Z: scale = num('h', 0, 32), integer = q - num('u', 64, 32); break;
+      case W4Z: scale = num('h', 0, 32), integer = q - num('z', 64, 32); break;
       case W4Z64:
-      case W8Z64: scale = num('h', 0, 64), integer = q - num('u', 32, 64); break;
-      case W4C: scale = 1, integer = q - num('u', 0, 256); break;
+      case W8Z64: scale = num('h', 0, 64), integer = q - num('z', 32, 64); break;
+      case W4C: scale = 1, integer = q - num('z', 0, 256); break;
       case F8: scale = num('f', 0, 64), integer = e4m3_value(q); break;
       case W2K: {
         const int both = (int)num('u', 0, 16);
@@ -344,14 +347,14 @@ void test_gemm(const Kernels& kernels, Format format, Act act) {
     for (int rows : {1, 2, 3, 7, 16, 17, 31}) run(rows, 16, 32), run(rows, 33, 96), run(rows, 96, 64);
     for (int rows = 4; rows < 16; rows++) run(rows, 32, 64);
     run(33, 48, 128), run(50, 1, 64), run(7, 96, 576);
-    if (!quick) run(3, 4099, 64), run(2, 32, 4096), run(100, 32, 192);
+    if (!quick) run(3, 4099, 64), run(2, 32, 4096), run(100, 32, 192), run(41, 32, 1088);
   } else {
     run(1, 33, 96), run(31, 96, 64);  // tiles of 16, 8, 4, 2 and 1 rows
     for (int rows = 2; rows < 7; rows++) run(rows, 32, 64);
-    if (!quick) run(50, 1, 64), run(3, 259, 64), run(2, 32, 4096), run(100, 32, 192);
+    if (!quick) run(50, 1, 64), run(3, 259, 64), run(2, 32, 4096), run(100, 32, 192), run(41, 32, 1088);
   }
   if (format >= W8)
-    for (int rows : {2, 4, 8}) run(rows, 32, 64, true);
+    for (int rows : {2, 4, 8, 25}) run(rows, 32, 64, true);
   if (format < W8)
     for (int k : {1, 7, 33, 65}) run(5, 31, k), run(1, 1, k);
   printf("%s gemm %s x %s: %d shapes, worst error %.3f of its bound\n", kernels.name, name_of(format), name_of(act),
