@@ -42,7 +42,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 _SPELLINGS = {
     "hidden_size": ("n_embd", "n_embed", "d_model"),
-    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads"),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
     "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"),

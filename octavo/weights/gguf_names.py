@@ -74,6 +74,18 @@ _GPT2 = {
     "ffn_down": "mlp.c_proj",
 }
 _GPT2_TOP = {"token_embd": "transformer.wte", "position_embd": "transformer.wpe", "output_norm": "transformer.ln_f"}
+_EXAONE = {
+    "attn_norm": "ln_1",
+    "attn_q": "attn.attention.q_proj",
+    "attn_k": "attn.attention.k_proj",
+    "attn_v": "attn.attention.v_proj",
+    "attn_output": "attn.attention.out_proj",
+    "ffn_norm": "ln_2",
+    "ffn_gate": "mlp.c_fc_0",
+    "ffn_up": "mlp.c_fc_1",
+    "ffn_down": "mlp.c_proj",
+}
+_EXAONE_TOP = {"token_embd": "transformer.wte", "output_norm": "transformer.ln_f", "output": "lm_head"}
 _BLOOM = {
     "attn_norm": "input_layernorm",
     "attn_qkv": "self_attention.query_key_value",
@@ -247,6 +259,7 @@ FAMILIES: dict[str, Family] = {
             "interleave_moe_layer_step": "moe_layer_interval",
         },
     ),
+    "exaone": Family("ExaoneForCausalLM", _EXAONE, _EXAONE_TOP, "transformer.h."),
     "exaone4": Family("Exaone4ForCausalLM", _POST_NORMS, _TOP, period=4),
     "falcon": _FALCON,
     "falcon with attn_norm_2": _FALCON._replace(
