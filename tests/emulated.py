@@ -1,4 +1,4 @@
-"""Generations at a given kernel level, as one line of JSON: run by scripts/emulate and by tests/test_emulation.py.
+"""Generations at a given kernel level, as one line of JSON: run by scripts/emulate and by tests/bits.py.
 
 usage: python tests/emulated.py ISA. Greedy and seeded, in the packed formats w4, w4f, w8, f16 and bf16, and in float32;
 the other packed formats are compared on one machine only (tests/test_format_models.py).

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 LONGEST = (
-    "emulation", "native", "same_bits", "cli", "server_errors", "grammar", "scheduler_random", "structured", "bench", "overload",
-    "llm", "cache_random", "terminal", "batches", "api_reference", "restart", "engine", "fuzz", "stream_equals_whole", "fairness",
+    "emulation", "sanitizers", "bits", "native", "same_bits", "cli", "server_errors", "grammar", "scheduler_random", "structured",
+    "bench", "overload", "llm", "cache_random", "terminal", "batches", "api_reference", "restart", "engine", "fuzz", "stream_equals_whole", "fairness",
     "beam", "check", "quant_layouts", "server_tools", "memory", "packed", "embeddings", "leaving", "access", "streams", "tiers",
 )  # fmt: skip
 """Files that take longest, in this order: they go first, so that at the end of the suite no process waits for another."""

@@ -1,14 +1,13 @@
-"""Runs the native tests (native/tests) at every kernel level of this machine, plain and under sanitizers.
+"""Runs the native tests (native/tests) at every kernel level of this machine; tests/test_sanitizers.py does so under
+sanitizers.
 
 Each prints the kernels it ran; a level or kernel that did not run is a failure.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -73,13 +72,6 @@ def test_runtime(name: str) -> None:
     check_output(run(plain_build() / name), PORTABLE[name])
 
 
-@pytest.mark.parametrize("name", [*KERNELS, *PORTABLE])
-def test_under_sanitizers(name: str) -> None:
-    expected = PORTABLE.get(name) or [*_native.isa_levels(), *KERNELS[name]]
-    quick = ["--quick"] if name in KERNELS else []
-    check_output(run(sanitized_build() / name, *quick), expected)
-
-
 def check_output(output: str, expected: list[str]) -> None:
     for words in expected:
         assert re.search(rf"(?<![\w]){re.escape(words)}(?![\w])", output), f"{words} did not run:\n{output}"
@@ -97,11 +89,3 @@ def plain_build() -> Path:
     builds = [p.parent for p in (ROOT / "build").glob("*/test_gemm") if p.parent.name != "sanitize"]
     assert builds, "the native tests are not built: run scripts/build-native"
     return max(builds, key=lambda build: (build / "test_gemm").stat().st_mtime)
-
-
-@cache
-def sanitized_build() -> Path:
-    """Built here when it is not up to date: nothing else needs it."""
-    jobs = len(os.sched_getaffinity(0))
-    run(ROOT / "scripts/build-native", "--python", sys.executable, "--sanitize", "address,undefined", "--jobs", jobs)
-    return ROOT / "build/sanitize"
