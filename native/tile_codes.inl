@@ -18,10 +18,11 @@ template <Format F> VEC_INLINE i32x16 decode_codes(const uint8_t* unit, int grou
   }
   i32x16 zero{}, rest{};
   if constexpr (kZeros<F>) {
-    zero = kLargest<F> > 127 ? set1_i32(128) : (i32x16)_mm512_min_epi32((__m512i)numbers.zero, _mm512_set1_epi32(128));
+    zero = set1_i32(128);
+    if (kLargest<F> <= 127) zero = numbers.zero > zero ? zero : numbers.zero;
     rest = numbers.zero - zero;
     store(out.rest, to_f32(rest));
-    zero *= 0x01010101;
+    zero = as_i32(as_u32(zero) * 0x01010101u);  // to each byte
   }
   GEMM_UNROLL for (int j = 0; j < 8; j++) {
     const i32x16 quad = prepared<F>(quad_of<F>(unit, group, 0, j));
