@@ -70,6 +70,27 @@ def test_turns(tmp_path: Path) -> None:
         Engine("octavo", own_python(), work._replace(kind="offline", model="missing.gguf"), log)
 
 
+def test_openmp_of_vllm(tmp_path: Path) -> None:
+    """Preloaded where it is installed; the number of threads in any case."""
+    from peers.turns import _vllm_environment
+
+    python, openmp = tmp_path / "bin" / "python", tmp_path / "lib" / "libiomp5.so"
+    found = _vllm_environment(python, 2)
+    assert found["OMP_NUM_THREADS"] == "2" and "LD_PRELOAD" not in found
+    openmp.parent.mkdir()
+    openmp.touch()
+    assert _vllm_environment(python, 2) == found | {"LD_PRELOAD": str(openmp)}
+
+
+def test_tile_config_of_llama_cpp(tmp_path: Path) -> None:
+    from peers.install import _keep_tile_config
+
+    source = tmp_path / "mmq.cpp"
+    source.write_text("    alignas(64) tile_config_t tc = {};\n    tc.palette_id = 1;\n")
+    _keep_tile_config(source)
+    assert source.read_text() == "    alignas(64) static thread_local tile_config_t tc;\n    tc.palette_id = 1;\n"
+
+
 def test_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first run is to warm up, but of starts; an engine that fails says why, and the others go on."""
     loader = SourceFileLoader("bench_peers", str(SCRIPTS / "bench-peers"))

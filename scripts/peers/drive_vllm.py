@@ -22,8 +22,7 @@ def _environment(w: Workload) -> None:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "4",
         "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
+        "VLLM_USE_AOT_COMPILE": "0",  # torch 2.13 does not load what was saved so, and minutes of compiling come back
     }
 
 
@@ -75,8 +74,7 @@ def serve(w: Workload, port: int) -> list[str]:
     _environment(w)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     command = [str(Path(sys.prefix) / "bin" / "vllm"), "serve", w.folder, "--port", str(port), "--dtype", "bfloat16"]
-    command += ["--max-model-len", str(w.length + 8), "--max-num-seqs", str(max(1, w.num_prompts))]
-    return [*command, "--disable-log-requests"]
+    return [*command, "--max-model-len", str(w.length + 8), "--max-num-seqs", str(max(1, w.num_prompts))]
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ def _llama_cpp(place: Path, run: Runner, jobs: int) -> None:
     with tarfile.open(archive) as tar:
         tar.extractall(place / "src", filter="data")
     source = archive.with_name(archive.name.removesuffix(".tar.gz"))
+    _keep_tile_config(source / "vendor/llama.cpp/ggml/src/ggml-cpu/amx/mmq.cpp")
     _pip(place, run, "cmake", "ninja", "numpy")
     _pip(place, run, str(source), CMAKE_ARGS="-DLLAMA_BUILD=OFF")
     cmake, build = str(place / "bin/cmake"), place / "build"
@@ -73,6 +74,13 @@ def _llama_cpp(place: Path, run: Runner, jobs: int) -> None:
     (package,) = place.glob("lib/python3*/site-packages/llama_cpp")
     (package / "lib").symlink_to(build / "bin")
     (place / "bin/llama-server").symlink_to(build / "bin/llama-server")
+
+
+def _keep_tile_config(source: Path) -> None:
+    """GCC 12 removes the stores of what ldtilecfg reads, which it takes for 8 bytes, and llama.cpp then ends with a fault on AMX:
+    in static memory they stay."""
+    on_stack = "alignas(64) tile_config_t tc = {};"
+    source.write_text(source.read_text().replace(on_stack, "alignas(64) static thread_local tile_config_t tc;"))
 
 
 def _openvino(place: Path, run: Runner, jobs: int) -> None:

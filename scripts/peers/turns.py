@@ -39,7 +39,7 @@ class Engine:
         if name == "octavo":
             environment["PYTHONPATH"] += f":{HERE.parents[1]}"
         elif name == "vllm":  # before its processes start
-            environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+            environment |= _vllm_environment(python, workload.threads)
         self._process = subprocess.Popen(
             [python, driver], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
             start_new_session=True, env=environment,
@@ -113,6 +113,13 @@ class Engine:
     def _pipe(pipe: IO[str] | None) -> IO[str]:
         assert pipe is not None
         return pipe
+
+
+def _vllm_environment(python: Path, threads: int) -> dict[str, str]:
+    """Its documentation asks for Intel's OpenMP, which comes with it; without the number its threads spin in each other's way."""
+    found = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": str(threads)}
+    openmp = python.parents[1] / "lib" / "libiomp5.so"
+    return found | ({"LD_PRELOAD": str(openmp)} if openmp.exists() else {})
 
 
 def own_python() -> Path:
