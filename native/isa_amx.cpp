@@ -10,9 +10,11 @@
 #include "decode.inl"
 #include "panels.inl"
 #include "gemm.inl"
+#include "gemm_groups.inl"
 #include "tiles.h"
 #include "tile_bf16.inl"
 #include "tile_codes.inl"
+#include "tile_groups.inl"
 
 namespace octavo {
 
@@ -22,9 +24,9 @@ const Kernels* kernels_amx() {
     t.name = "amx";
     t.round = amx::round;
     t.gemm[(int)Format::BF16][(int)Act::BF16] = amx::gemm<amx::ProductTilesBf16>;
-    amx::put_codes<Format::W8, Format::W4, Format::W4F, Format::W5, Format::W5F, Format::W4N, Format::W4M, Format::W4V,
-                   Format::W4Z, Format::W4Z64, Format::W4C, Format::W8Z64, Format::W2K, Format::W3K, Format::W4K,
-                   Format::W5K, Format::W6K, Format::W4X>(t);
+    using enum Format;
+    amx::put_codes<W8, W4, W4F, W5, W5F, W4N, W4M, W4V, W4Z, W4Z64, W4C, W8Z64, W2K, W3K, W4K, W5K, W6K, W4X>(t);
+    amx::put_groups<W8, W4, W4F, W5, W5F, W4N, W4M, W4V, W4Z, W4Z64, W4C, W8Z64, F8, W2K, W3K, W4K, W5K, W6K, W4X>(t);
     return t;
   }();
   return &table;
