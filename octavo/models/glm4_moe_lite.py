@@ -12,7 +12,7 @@ from octavo.weights.spec import Checkpoint, CheckpointError
 
 
 def build(b: Builder, config: dict[str, Any], checkpoint: Checkpoint, kv_dtype: DType) -> None:
-    """Latents are normalised with the epsilon of the other norms, as the model was trained (transformers takes 1e-6)."""
+    """Latents are normalised with the epsilon of the other norms, where transformers takes 1e-6 whatever the config says."""
     dense = dense_layers(config, checkpoint.path)
     usual = {"norm_topk_prob": True, "routed_scaling_factor": 1.8, **config, "first_k_dense_replace": dense}
     deepseek.build(b, usual, checkpoint, kv_dtype, "sigmoid", 2)
