@@ -70,7 +70,7 @@ static void put_rows(const AttnArgs& args, const Rows& rows) {
     }
     const f32x16 inverse = set1(shrink / sum);
     float* out = rows.out + r * dim;
-    for (int d = 0; d < dim; d += 16) store(out + d, load(out + d) * inverse);
+    for (int d = 0; d < dim; d += 16) store(out + d, fma(load(out + d), inverse, zero()));  // no -0
   }
   if (args.out) {
     for (int r = 0; r < rows.count; r++) {
@@ -127,6 +127,7 @@ struct Reads {
 template <class Kv> static void attend_rows(const AttnArgs& args, const AttnItem& item, int row0, int count, int all) {
   const int dim = args.kv.value_dim;
   Rows rows;
+  RowTiles<Kv> tiles;
   State states[kItemRows], split_states[kItemRows];
   rows.queries = (uint32_t*)args.scratch;
   float *out = args.scratch + kItemRows * kQueryWords, *split_out = out + kItemRows * dim;
@@ -153,13 +154,8 @@ template <class Kv> static void attend_rows(const AttnArgs& args, const AttnItem
         num_next = (reads.to[next.first] + kBlock - 1) / kBlock - first;
       }
       const Pages pages{base, args.kv.block_stride, item.parts[run.first].blocks};
-      const int end = reads.rows[run.last];
-      for (int row = reads.rows[run.first]; row < end;) {
-        const int n = next_rows(end - row);
-        const bool last = row + n == end;
-        kTiles<Kv>[n](args, rows, row, pages, run.tile* kKvTile, next_blocks, last ? num_next : 0);
-        row += n;
-      }
+      tiles.attend(args, rows, reads.rows[run.first], reads.rows[run.last], pages, run.tile * kKvTile, next_blocks,
+                   num_next);
       run = next;
     }
     for (int r = 0; r < count; r++) {
@@ -188,16 +184,12 @@ VEC_INLINE int rows_of(const AttnArgs& args, const AttnItem& item) {
   return tokens * (args.heads / args.kv.kv_heads);
 }
 
-template <class Kv> VEC_INLINE void attention(const AttnArgs& args, const AttnItem& item) {
+template <class Kv> static void attention(const AttnArgs& args, const AttnItem& item) {
   const int all = rows_of(args, item);
   for (int row = 0; row < all; row += kItemRows) attend_rows<Kv>(args, item, row, least(kItemRows, all - row), all);
 }
 
-static void attention_bf16(const AttnArgs& args, const AttnItem& item) { attention<Bf16Kv>(args, item); }
-static void attention_f32(const AttnArgs& args, const AttnItem& item) { attention<F32Kv>(args, item); }
-static void attention_i8(const AttnArgs& args, const AttnItem& item) { attention<I8Kv>(args, item); }
-
-static void attention_merge(const AttnArgs& args, const AttnItem& item) {
+[[maybe_unused]] static void attention_merge(const AttnArgs& args, const AttnItem& item) {
   const int dim = args.kv.value_dim, all = rows_of(args, item);
   Rows rows;
   State states[kItemRows];

@@ -326,25 +326,34 @@ __attribute__((noinline)) static void attend_tile(const AttnArgs& args, const Ro
                                             rows.out + row0 * dim);
 }
 
-using AttendTile = void (*)(const AttnArgs&, const Rows&, int row0, const Pages&, int t, const int32_t* next,
-                            int num_next);
+// Rows meet KV tiles in row tiles of a few of them.
+template <class Kv> struct RowTiles {
+  using Attend = void (*)(const AttnArgs&, const Rows&, int row0, const Pages&, int t, const int32_t* next,
+                          int num_next);
 
-template <class Kv, int R> constexpr AttendTile tile_of() {
-  if constexpr (R <= kTileRows && R != 9 && R != 11) return attend_tile<Kv, R>;
-  return nullptr;
-}
+  template <int R> static constexpr Attend of() {
+    if constexpr (R <= kTileRows && R != 9 && R != 11) return attend_tile<Kv, R>;
+    return nullptr;
+  }
+  static constexpr Attend kOf[] = {nullptr, of<1>(), of<2>(), of<3>(),  of<4>(), of<5>(), of<6>(),
+                                   of<7>(), of<8>(), nullptr, of<10>(), nullptr, of<12>()};
 
-template <class Kv>
-constexpr AttendTile kTiles[] = {nullptr,          tile_of<Kv, 1>(), tile_of<Kv, 2>(),  tile_of<Kv, 3>(),
-                                 tile_of<Kv, 4>(), tile_of<Kv, 5>(), tile_of<Kv, 6>(),  tile_of<Kv, 7>(),
-                                 tile_of<Kv, 8>(), nullptr,          tile_of<Kv, 10>(), nullptr,
-                                 tile_of<Kv, 12>()};
+  // Rows of the next row tile: as many as fit, the last two about equal.
+  static VEC_INLINE int next_rows(int left) {
+    if (left >= 2 * kTileRows) return kTileRows;
+    if (left > kTileRows) return least(kTileRows, (left + 3) / 4 * 2);
+    return left == 9 ? 5 : left == 11 ? 6 : left;
+  }
 
-// Rows of the next tile: as many as fit, the last two about equal.
-VEC_INLINE int next_rows(int left) {
-  if (left >= 2 * kTileRows) return kTileRows;
-  if (left > kTileRows) return least(kTileRows, (left + 3) / 4 * 2);
-  return left == 9 ? 5 : left == 11 ? 6 : left;
-}
+  // Rows [row, end) and the tile at token t. next: blocks of the tile that comes next.
+  VEC_INLINE void attend(const AttnArgs& args, const Rows& rows, int row, int end, const Pages& pages, int t,
+                         const int32_t* next, int num_next) {
+    while (row < end) {
+      const int n = next_rows(end - row);
+      kOf[n](args, rows, row, pages, t, next, row + n == end ? num_next : 0);
+      row += n;
+    }
+  }
+};
 
 }  // namespace octavo::VEC_NS

@@ -67,7 +67,7 @@ static constexpr Kernels make_table(const char* name) {
                 embed<W2K>, embed<W3K>, embed<W4K>,  embed<W5K>, embed<W6K>,   embed<W4X>},
       .rope = rope,
       .kv_write = {kv_write_bf16, kv_write_f32, kv_write_i8},
-      .attention = {attention_bf16, attention_f32, attention_i8},
+      .attention = {attention<Bf16Kv>, attention<F32Kv>, attention<I8Kv>},
       .attention_merge = attention_merge,
       .logit_max = logit_max,
       .sum_exp = sum_exp,

@@ -1,5 +1,7 @@
 // Kernels for x86-64 with AMX (tiles, bytes and BF16) beside AVX-512 (Sapphire Rapids and later): those of avx512, but for
 // products of BF16 activations, and of many rows of others.
+#include <type_traits>
+
 #define VEC_NS amx
 #include "vec_avx512.h"
 #include "kernels.h"
@@ -15,6 +17,10 @@
 #include "tile_bf16.inl"
 #include "tile_codes.inl"
 #include "tile_groups.inl"
+#include "attention_kv.inl"
+#include "attention_tile.inl"
+#include "attention_amx.inl"
+#include "attention.inl"
 
 namespace octavo {
 
@@ -27,6 +33,10 @@ const Kernels* kernels_amx() {
     using enum Format;
     amx::put_codes<W8, W4, W4F, W5, W5F, W4N, W4M, W4V, W4Z, W4Z64, W4C, W8Z64, W2K, W3K, W4K, W5K, W6K, W4X>(t);
     amx::put_groups<W8, W4, W4F, W5, W5F, W4N, W4M, W4V, W4Z, W4Z64, W4C, W8Z64, F8, W2K, W3K, W4K, W5K, W6K, W4X>(t);
+    amx::put_codes<Format::W8, Format::W4, Format::W4F, Format::W5, Format::W5F, Format::W4N, Format::W4M, Format::W4V,
+                   Format::W4Z, Format::W4Z64, Format::W4C, Format::W8Z64, Format::W2K, Format::W3K, Format::W4K,
+                   Format::W5K, Format::W6K, Format::W4X>(t);
+    t.attention[(int)KvType::BF16] = amx::attention<amx::Bf16TileKv>;
     return t;
   }();
   return &table;

@@ -84,6 +84,10 @@ VEC_INLINE mask16 either(mask16 a, mask16 b) { return (mask16)(a | b); }
 VEC_INLINE uint32_t bits(mask16 m) { return m; }                                                  // bit i is lane i
 VEC_INLINE f32x16 select(mask16 m, f32x16 a, f32x16 b) { return _mm512_mask_blend_ps(m, b, a); }  // m ? a : b
 
+VEC_INLINE f32x16 above_floor(f32x16 v) { return _mm512_reduce_ps(v, 1); }  // v - floor(v)
+// p * 2^floor(x), and 0 in the lanes of m
+VEC_INLINE f32x16 scaled_or_zero(mask16 m, f32x16 p, f32x16 x) { return _mm512_maskz_scalef_ps((__mmask16)~m, p, x); }
+
 // The same tree in every level: lanes i and i + 8, then 4, 2, 1.
 VEC_INLINE float reduce_add(f32x16 v) {
   __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
@@ -121,6 +125,9 @@ VEC_INLINE i32v part_u8(const uint8_t* p) { return (i32v)_mm512_cvtepu8_epi32(_m
 VEC_INLINE i32v part_i8(const int8_t* p) { return (i32v)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
 // To nearest even, NaN kept; subnormals may become zero, as they do inside the bf16 dot.
 VEC_INLINE void store_bf16(uint16_t* p, f32x16 v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }
+VEC_INLINE void store_bf16(uint16_t* p, f32x16 a, f32x16 b) {
+  _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+}
 // lane i: lo[i] as bf16 in the low half, hi[i] in the high half
 VEC_INLINE i32x16 bf16_pairs(f32x16 lo, f32x16 hi) {
   __m512i l = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(lo));

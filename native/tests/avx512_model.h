@@ -95,6 +95,12 @@ inline __m512 blend(__mmask16 m, __m512 a, __m512 b) {
   for (int i = 0; i < 16; i++) x.at[i] = m >> i & 1 ? y.at[i] : x.at[i];
   return x.as<__m512>();
 }
+inline __m512 scaled(__mmask16 m, __m512 a, __m512 b) {  // a * 2^floor(b), 0 where m is not
+  Lanes<float> x(a), y(b);
+  for (int i = 0; i < 16; i++)
+    x.at[i] = !(m >> i & 1) ? 0 : y.at[i] != y.at[i] ? y.at[i] : std::scalbn(x.at[i], (int)std::floor(y.at[i]));
+  return x.as<__m512>();
+}
 inline __m512i int_of(__m512 v) {  // to nearest even
   Lanes<float> x(v);
   Lanes<int32_t> r;
@@ -141,6 +147,10 @@ inline __m256bh bf16_of(__m512 v) {
   uint16_t r[16];
   for (int i = 0; i < 16; i++) r[i] = narrowed(x.at[i]);
   return load<__m256bh>(r);
+}
+inline __m512bh bf16_of(__m512 high, __m512 low) {
+  const __m256bh part[2] = {bf16_of(low), bf16_of(high)};
+  return load<__m512bh>(part);
 }
 inline __m512i dot_u8s8(__m512i acc, __m512i a, __m512i b) {
   Lanes<uint32_t> sum(acc);
@@ -208,6 +218,8 @@ inline __m256 half(__m512 v, int i) { return load<__m256>(Lanes<float>(v).at + 8
 #define _mm512_extractf32x8_ps(v, i) MODEL::half(v, i)
 #define _mm512_cvtepi32_ps(v) MODEL::float_of(v)
 #define _mm512_cvtps_epi32(v) MODEL::int_of(v)
+#define _mm512_reduce_ps(v, op) MODEL::each<float>(v, [](float x) { static_assert((op) == 1); return x - std::floor(x); })
+#define _mm512_maskz_scalef_ps(m, a, b) MODEL::scaled(m, a, b)
 #define _mm512_fmadd_ps(a, b, c) MODEL::fma(a, b, c)
 #define _mm512_max_ps(a, b) MODEL::each<float>(a, b, [](float x, float y) { return x > y ? x : y; })
 #define _mm512_min_ps(a, b) MODEL::each<float>(a, b, [](float x, float y) { return x < y ? x : y; })
@@ -233,6 +245,7 @@ inline __m256 half(__m512 v, int i) { return load<__m256>(Lanes<float>(v).at + 8
 #define _mm512_cvtepi8_epi32(v) MODEL::widen_bytes<int8_t>(v)
 #define _mm512_broadcast_i32x4(v) MODEL::four_times(v)
 #define _mm512_cvtneps_pbh(v) MODEL::bf16_of(v)
+#define _mm512_cvtne2ps_pbh(high, low) MODEL::bf16_of(high, low)
 #define _mm512_cvtepi32_epi8(v) MODEL::narrow<__m128i, uint8_t>(v)
 #define _mm512_cvtepi32_epi16(v) MODEL::narrow<__m256i, uint16_t>(v)
 #define _mm512_dpbusd_epi32(acc, a, b) MODEL::dot_u8s8(acc, a, b)
