@@ -44,7 +44,7 @@ def measure(config: EngineConfig, repeat: int) -> Iterator[Result]:
 
 
 def _attention(speeds: Speeds) -> Iterator[Result]:
-    """Decoding as a share of a streaming read; prefill of the float or bf16 instructions' rate."""
+    """Decoding as a share of a streaming read; prefill of the rate of the instructions for bf16, tiles where there are."""
     peak = speeds.peak(Kernel("bf16", "bf16"))
     for kv, head_dim, group in ATTENTION:
         bandwidth = speeds.bandwidth()
