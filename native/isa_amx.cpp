@@ -33,9 +33,6 @@ const Kernels* kernels_amx() {
     using enum Format;
     amx::put_codes<W8, W4, W4F, W5, W5F, W4N, W4M, W4V, W4Z, W4Z64, W4C, W8Z64, W2K, W3K, W4K, W5K, W6K, W4X>(t);
     amx::put_groups<W8, W4, W4F, W5, W5F, W4N, W4M, W4V, W4Z, W4Z64, W4C, W8Z64, F8, W2K, W3K, W4K, W5K, W6K, W4X>(t);
-    amx::put_codes<Format::W8, Format::W4, Format::W4F, Format::W5, Format::W5F, Format::W4N, Format::W4M, Format::W4V,
-                   Format::W4Z, Format::W4Z64, Format::W4C, Format::W8Z64, Format::W2K, Format::W3K, Format::W4K,
-                   Format::W5K, Format::W6K, Format::W4X>(t);
     t.attention[(int)KvType::BF16] = amx::attention<amx::Bf16TileKv>;
     return t;
   }();
