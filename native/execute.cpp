@@ -310,8 +310,10 @@ void Program::rope_kv(const Node& n, const Step& step, int worker) {
   const auto kv_write = kernels_.kv_write[static_cast<int>(write.kv.type)];
   if (n.op == Op::KvWrite) return kv_write(write, rows.begin, rows.end, heads.begin, heads.end);
 
-  for (int row = rows.begin; row < rows.end; row += kBlock) {
-    const int count = std::min(kBlock, rows.end - row);
+  for (int row = rows.begin, count; row < rows.end; row += count) {
+    count = std::min(kBlock, rows.end - row);
+    for (int i = 1; i < count; i++)  // a block's tokens are written together
+      if (b.positions[row + i] % kBlock == 0 && b.positions[row + i] == b.positions[row + i - 1] + 1) count = i;
     RopeArgs part = rope;
     part.x = write.k + row * write.ldk;
     part.ldx = write.ldk;

@@ -369,11 +369,10 @@ GEMM_TILE static void finish_store(const GemmArgs& a, int col, int row, int n, c
     }
 }
 
-// up: null for ActRound. The weights have a multiple of 32 columns.
+// up: null for ActRound. The weights have a multiple of 32 columns. The results overwrite `gate`, and are rounded then.
 template <ActKind K>
-GEMM_TILE static void finish_act(const GemmArgs& a, int task, int row, int n, const float* gate, const float* up) {
+GEMM_TILE static void finish_act(const GemmArgs& a, int task, int row, int n, float* gate, const float* up) {
   for (int r = 0; r < n; r++) {
-    f32x16 v[2];
     for (int i = 0; i < 2; i++) {
       f32x16 g = load(gate + r * 32 + 16 * i), u = up ? load(up + r * 32 + 16 * i) : zero();
       const int col = task * kTaskCols + 16 * i;
@@ -381,18 +380,19 @@ GEMM_TILE static void finish_act(const GemmArgs& a, int task, int row, int n, co
       if (a.bias && up) u = u + load_cols(a.bias + a.w->n, col, a.w->n);
       if constexpr (K != ActKind::SwigluOai)
         if (!up) {
-          v[i] = act<K>(g);
+          store(gate + r * 32 + 16 * i, act<K>(g));
           continue;
         }
-      v[i] = act_mul<K>(g, u);
+      store(gate + r * 32 + 16 * i, act_mul<K>(g, u));
     }
-    put32(*a.act, row + r, task, v[0], v[1]);
-    if ((task + 1) * kTaskCols >= a.w->n_pad)  // nobody else writes the padding to 64 columns
-      for (int g = task + 1; g < a.act->k_pad / 32; g++) put32(*a.act, row + r, g, zero(), zero());
   }
+  put_rows(*a.act, row, n, task, gate, 32);
+  if ((task + 1) * kTaskCols >= a.w->n_pad)  // nobody else writes the padding to 64 columns
+    for (int g = task + 1; g < a.act->k_pad / 32; g++)
+      for (int r = 0; r < n; r++) put32(*a.act, row + r, g, zero(), zero());
 }
 
-using FinishAct = void (*)(const GemmArgs&, int, int, int, const float*, const float*);
+using FinishAct = void (*)(const GemmArgs&, int, int, int, float*, const float*);
 constexpr FinishAct kFinishAct[kActKinds] = {
     finish_act<ActKind::Silu>,      finish_act<ActKind::Gelu>, finish_act<ActKind::GeluTanh>,
     finish_act<ActKind::GeluQuick>, finish_act<ActKind::Relu>, finish_act<ActKind::Relu2>,

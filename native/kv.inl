@@ -53,6 +53,39 @@ VEC_INLINE void scatter_words(uint32_t* panel, i32x16 words, int count) {
   for (int i = 0; i < count; i++) panel[i * kBlock] = (uint32_t)w[i];
 }
 
+// v[j] lane i: what was v[i] lane j
+template <int S = 8> VEC_INLINE void transpose(i32x16 (&v)[16]) {
+  GEMM_UNROLL for (int i = 0; i < 16; i++) if (!(i & S)) {
+    const i32x16 a = v[i], b = v[i + S];
+    v[i] = lower<S>(a, b), v[i + S] = upper<S>(a, b);
+  }
+  if constexpr (S > 1) transpose<S / 2>(v);
+}
+
+// So many keys are written token by token; more are turned, where the registers hold them, so that stores are of lines.
+constexpr int kFewKeys = kParts == 1 ? 3 : kBlock;
+
+// The first `count` of the words(i) of key i, n keys at successive slots from that of `panel` on.
+template <class F> VEC_INLINE void put_words(uint32_t* panel, int n, int count, F words) {
+  if (n <= kFewKeys) {
+    for (int i = 0; i < n; i++) scatter_words(panel + i, words(i), count);
+    return;
+  }
+  i32x16 v[16];
+  GEMM_UNROLL for (int i = 0; i < 16; i++) v[i] = words(i < n ? i : 0);
+  transpose(v);
+  GEMM_UNROLL for (int i = 0; i < 16; i++) if (i < count) store_n((float*)(panel + i * kBlock), as_f32(v[i]), n);
+}
+
+// Rows from `row` on whose tokens are at successive slots of one block
+VEC_INLINE int run_of(const KvWriteArgs& a, int row, int row1) {
+  int n = 1;
+  while (row + n < row1 && (a.positions[row] + n) % kBlock && a.slots[row + n] == a.slots[row] &&
+         a.positions[row + n] == a.positions[row] + n)
+    n++;
+  return n;
+}
+
 // From these bits on a magnitude is infinite, or NaN, in the type that it is rounded to.
 constexpr int32_t kEndF32 = 0x7f800000, kEndBf16 = 0x7f7f8000;
 
@@ -73,20 +106,28 @@ static void kv_write_bf16(const KvWriteArgs& a, int row0, int row1, int head0, i
     return even_row >= 0 && even_row + 1 < a.tokens && a.slots[even_row] == a.slots[even_row + 1] &&
            a.positions[even_row] % 2 == 0 && a.positions[even_row + 1] == a.positions[even_row] + 1;
   };
+  for (int r = row0, n; r < row1; r += n) {
+    n = run_of(a, r, row1);
+    for (int h = head0; h < head1; h++) {
+      uint32_t* keys = (uint32_t*)kv_block(a.kv, h, a.slots[r]) + a.positions[r] % kBlock;
+      for (int d = 0; d < dim; d += 32) {  // 16 words; dim is a multiple of 16
+        const float* k = a.k + r * a.ldk + h * dim + d;
+        const int count = dim - d < 32 ? 8 : 16;
+        put_words(keys + d / 2 * kBlock, n, count, [=, &a](int i) __attribute__((always_inline)) {
+          const f32x16 lo = load(k + i * a.ldk), hi = load_n(k + i * a.ldk + 16, count == 16 ? 16 : 0);
+          return bf16_pairs(even(lo, hi), odd(lo, hi));
+        });
+      }
+    }
+  }
   for (int r = row0; r < row1; r++) {
     const int slot = a.positions[r] % kBlock;
     const bool odd_slot = slot % 2, written_before = odd_slot && is_pair(r - 1), both_now = !odd_slot && is_pair(r);
     for (int h = head0; h < head1; h++) {
       uint8_t* block = kv_block(a.kv, h, a.slots[r]);
-      const float *k = a.k + r * a.ldk + h * dim, *v = a.v + r * a.ldv + h * value_dim;
-      uint32_t* keys = (uint32_t*)block + slot;
-      for (int d = 0; d < dim; d += 32) {  // 16 words; dim is a multiple of 16
-        const int n = dim - d < 32 ? 8 : 16;
-        f32x16 lo = load(k + d), hi = load_n(k + d + 16, n == 16 ? 16 : 0);
-        scatter_words(keys + d / 2 * kBlock, bf16_pairs(even(lo, hi), odd(lo, hi)), n);
-      }
+      const float* v = a.v + r * a.ldv + h * value_dim;
       const bool finite = all_finite(v, value_dim, kEndBf16);
-      if (!finite) nan_key(keys, dim / 2, 0x7fc07fc0);
+      if (!finite) nan_key((uint32_t*)block + slot, dim / 2, 0x7fc07fc0);
       if (written_before) continue;
       const bool next = both_now && all_finite(v + a.ldv, value_dim, kEndBf16);
       int32_t* values = (int32_t*)(block + dim * kBlock * 2) + slot / 2 * value_dim;

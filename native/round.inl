@@ -29,17 +29,82 @@ VEC_INLINE void put32(const Activation& y, int row, int group, f32x16 a, f32x16 
   }
 }
 
+// lane i: f(row + i) reduced by op, in the tree of reduce_add with half the shuffles
+template <int S = 1, class F, class Op> VEC_INLINE auto reduce_rows(F f, Op op, int row = 0) {
+  if constexpr (S == 16) {
+    return f(row);
+  } else {
+    const auto a = reduce_rows<2 * S>(f, op, row), b = reduce_rows<2 * S>(f, op, row + S);
+    return op(lower<S>(a, b), upper<S>(a, b));
+  }
+}
+
+// As put32, of sixteen rows from `row` on whose columns are at x: what is found of a row is a lane.
+VEC_INLINE void put16x32(const Activation& y, int row, int group, const float* x, int64_t ldx) {
+  const int64_t i = group * y.stride + row;
+  if (y.act == Act::BF16) {
+    store(y.t + i, reduce_rows(
+                       [&](int r) __attribute__((always_inline)) {
+                         uint16_t* h = y.h + (row + r) * y.ld + group * 32;
+                         const f32x16 a = load(x + r * ldx), b = load(x + r * ldx + 16);
+                         store_bf16(h, a), store_bf16(h + 16, b);
+                         return rounded_bf16(a) + rounded_bf16(b);
+                       },
+                       [](f32x16 a, f32x16 b) __attribute__((always_inline)) { return a + b; }));
+    return;
+  }
+  const f32x16 m = as_f32(reduce_rows(
+      [&](int r) __attribute__((always_inline)) {
+        return max(as_i32(abs(load(x + r * ldx))), as_i32(abs(load(x + r * ldx + 16))));
+      },
+      [](i32x16 a, i32x16 b) __attribute__((always_inline)) { return max(a, b); }));
+  if (bits(less(m, set1(__builtin_inff()))) != 0xffff) {
+    for (int r = 0; r < 16; r++) put32(y, row + r, group, load(x + r * ldx), load(x + r * ldx + 16));
+    return;
+  }
+  alignas(64) float inverse[16];
+  store(inverse, select(less(m, set1(0x1p-120f)), zero(), set1(127.f) / m));
+  const i32x16 sums = reduce_rows(  // of both halves in 16 bits each
+      [&](int r) __attribute__((always_inline)) {
+        const f32x16 factor = set1(inverse[r]);
+        const i32x16 qa = to_i32(load(x + r * ldx) * factor), qb = to_i32(load(x + r * ldx + 16) * factor);
+        store_i8(y.q + (i + r) * 32, qa);
+        store_i8(y.q + (i + r) * 32 + 16, qb);
+        return qa + (qb << 16);
+      },
+      [](i32x16 a, i32x16 b) __attribute__((always_inline)) { return a + b; });
+  const i32x16 first = sums << 16 >> 16, sum = first + ((sums - first) >> 16);
+  const f32x16 s = m / set1(127.f);
+  store(y.s + i, s);
+  store(y.t + i, s * to_f32(sum));
+  store(y.nsum + i, set1_i32(0) - sum);
+  store(y.nhalf + i, set1_i32(0) - first);
+}
+
+// As put32, of n rows from `row` on whose columns are at x.
+VEC_INLINE void put_rows(const Activation& y, int row, int n, int group, const float* x, int64_t ldx) {
+  int r = 0;
+  if (y.act != Act::F32)
+    for (; r + 16 <= n; r += 16) put16x32(y, row + r, group, x + r * ldx, ldx);
+  for (; r < n; r++) put32(y, row + r, group, load(x + r * ldx), load(x + r * ldx + 16));
+}
+
 // 16 columns of a row from `col` on; those from `cols` on read as 0.
 VEC_INLINE f32x16 load_cols(const float* x, int col, int cols) {
   return col + 16 <= cols ? load(x + col) : load_n(x + col, cols > col ? cols - col : 0);
 }
 
 static void round(const float* x, int64_t ldx, const Activation& y, int row0, int row1, int g0, int g1) {
-  for (int row = row0; row < row1; row++)
+  for (int row = row0; row < row1; row += 16) {  // whose lines the caches hold for all groups
+    const int n = row1 - row < 16 ? row1 - row : 16;
     for (int g = g0; g < g1; g++) {
       const float* p = x + row * ldx;
-      put32(y, row, g, load_cols(p, g * 32, y.k), load_cols(p, g * 32 + 16, y.k));
+      if (g * 32 + 32 <= y.k) put_rows(y, row, n, g, p + g * 32, ldx);
+      else
+        for (int r = 0; r < n; r++, p += ldx)
+          put32(y, row + r, g, load_cols(p, g * 32, y.k), load_cols(p, g * 32 + 16, y.k));
     }
+  }
 }
 
 }  // namespace octavo::VEC_NS

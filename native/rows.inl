@@ -58,11 +58,18 @@ static void norm(const NormArgs& a, float* y, int64_t ldy, int row0, int row1) {
 }
 
 static void norm_round(const NormArgs& a, const Activation& y, int row0, int row1, int g0, int g1) {
-  for (int r = row0; r < row1; r++) {
-    const float* x = a.x + r * a.ldx;
-    const Moments m = moments(a, x);
-    for (int g = g0; g < g1; g++)
-      put32(y, r, g, normed(a, m, x, a.w, a.b, g * 32), normed(a, m, x, a.w, a.b, g * 32 + 16));
+  alignas(64) float normal[16 * 32];
+  Moments m[16];
+  for (int row = row0; row < row1; row += 16) {
+    const int n = row1 - row < 16 ? row1 - row : 16;
+    const float* x = a.x + row * a.ldx;
+    for (int r = 0; r < n; r++) m[r] = moments(a, x + r * a.ldx);
+    for (int g = g0; g < g1; g++) {
+      for (int r = 0; r < n; r++)
+        for (int c = 0; c < 32; c += 16)
+          store(normal + r * 32 + c, normed(a, m[r], x + r * a.ldx, a.w, a.b, g * 32 + c));
+      put_rows(y, row, n, g, normal, 32);
+    }
   }
 }
 

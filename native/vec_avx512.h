@@ -114,6 +114,16 @@ VEC_INLINE f32x16 zip_hi(f32x16 a, f32x16 b) {
   return _mm512_permutex2var_ps(a, (__m512i)((iota() >> 1) + ((iota() & 1) << 4) + 8), b);
 }
 
+// lane i: i & S ? b[i - S] : a[i], and i & S ? b[i] : a[i + S]
+template <int S> VEC_INLINE f32x16 lower(f32x16 a, f32x16 b) {
+  return _mm512_permutex2var_ps(a, (__m512i)(iota() + (iota() & S) / S * (16 - S)), b);
+}
+template <int S> VEC_INLINE f32x16 upper(f32x16 a, f32x16 b) {
+  return _mm512_permutex2var_ps(a, (__m512i)(iota() + S + (iota() & S) / S * (16 - S)), b);
+}
+template <int S> VEC_INLINE i32x16 lower(i32x16 a, i32x16 b) { return as_i32(lower<S>(as_f32(a), as_f32(b))); }
+template <int S> VEC_INLINE i32x16 upper(i32x16 a, i32x16 b) { return as_i32(upper<S>(as_f32(a), as_f32(b))); }
+
 VEC_INLINE f32x16 load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 VEC_INLINE f32x16 load_bf16(const uint16_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #ifndef VEC_INLINE  // as builds for checks define it (CMakeLists.txt)
 #define VEC_INLINE __attribute__((always_inline)) inline
@@ -197,6 +198,24 @@ VEC_INLINE u32x16 round_bf16(f32x16 a) {  // the bf16 in the low half of each la
 }
 VEC_INLINE f32x16 rounded_bf16(f32x16 a) { return as_f32(round_bf16(a) << 16); }
 VEC_INLINE i32x16 bf16_pairs(f32x16 lo, f32x16 hi) { return as_i32(round_bf16(lo) | round_bf16(hi) << 16); }
+template <int S, int... I> VEC_INLINE f32v lower_part(f32v a, f32v b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (I & S ? kLanes + I - S : I)...);
+}
+template <int S, int... I> VEC_INLINE f32v upper_part(f32v a, f32v b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (I & S ? kLanes + I : I + S)...);
+}
+template <int S> VEC_INLINE f32x16 lower(f32x16 a, f32x16 b) {
+  f32x16 r;
+  VEC_EACH if constexpr (S < kLanes) r.v[i] = lower_part<S>(a.v[i], b.v[i], std::make_integer_sequence<int, kLanes>());
+  else r.v[i] = i & S / kLanes ? b.v[i - S / kLanes] : a.v[i]; return r;
+}
+template <int S> VEC_INLINE f32x16 upper(f32x16 a, f32x16 b) {
+  f32x16 r;
+  VEC_EACH if constexpr (S < kLanes) r.v[i] = upper_part<S>(a.v[i], b.v[i], std::make_integer_sequence<int, kLanes>());
+  else r.v[i] = i & S / kLanes ? b.v[i] : a.v[i + S / kLanes]; return r;
+}
+template <int S> VEC_INLINE i32x16 lower(i32x16 a, i32x16 b) { return as_i32(lower<S>(as_f32(a), as_f32(b))); }
+template <int S> VEC_INLINE i32x16 upper(i32x16 a, i32x16 b) { return as_i32(upper<S>(as_f32(a), as_f32(b))); }
 VEC_INLINE i32x16 even_s8(i32x16 line) {
   VEC_EACH line.v[i] = (i32v)((i16v)line.v[i] << 8 >> 8);
   return line;

@@ -14,7 +14,7 @@ using check::Random;
 namespace {
 
 constexpr double kUnit = 0x1p-24;
-constexpr int kRows = 5;
+constexpr int kRows = 19;  // sixteen at once, and others
 
 void fill(Guarded<float>& x, Random& random) {
   for (size_t i = 0; i < x.size(); i++) x[i] = 2 * random.normal();
@@ -88,6 +88,35 @@ void test_norms(const Kernels& k) {
       for (bool per_head : {false, true}) test_norm(k, centred, cols, 3, centred ? 2 : 1, per_head);
   }
   std::printf("rms_norm layer_norm norm_round\n");
+}
+
+// Rows that are rounded sixteen at a time have the bits of single rows, among numbers that are none, all zero or tiny.
+void test_round(const Kernels& k) {
+  Random random(6);
+  constexpr int kMany = 37;
+  for (Act act : {Act::A8, Act::BF16, Act::F32})
+    for (int cols : {32, 100, 192}) {
+      const int64_t ldx = cols + 3;
+      Guarded<float> x(kMany * ldx);
+      fill(x, random);
+      for (int c = 0; c < cols; c++) x[3 * ldx + c] = 0, x[4 * ldx + c] *= 1e-37f, x[20 * ldx + c] *= 1e-40f;
+      x[7 * ldx + 5] = NAN, x[33 * ldx + 31] = INFINITY;
+      OwnActivation whole(act, kMany, cols), single(act, kMany, cols);
+      const int groups = whole.view.k_pad / 32;
+      k.round(x.data(), ldx, whole.view, 0, kMany, 0, groups);
+      for (int r = 0; r < kMany; r++) k.round(x.data(), ldx, single.view, r, r + 1, 0, groups);
+      bool good = whole.intact() && whole.same_bits(single);
+      for (int r = 0; r < kMany && act == Act::A8; r++)
+        for (int g = 0; g < groups; g++) {
+          const size_t i = size_t(g) * kMany + size_t(r);
+          int first = 0, sum = 0;
+          for (size_t c = 0; c < 32; c++)
+            sum += whole.view.q[i * 32 + c], first += c < 16 ? whole.view.q[i * 32 + c] : 0;
+          good &= whole.view.nsum[i] == -sum && whole.view.nhalf[i] == -first;
+        }
+      check::expect(good, "round %s to %s, %d columns", k.name, check::name_of(act), cols);
+    }
+  std::printf("round\n");
 }
 
 double logistic(double x) { return 1 / (1 + std::exp(-x)); }
@@ -250,7 +279,7 @@ uint16_t bf16(float x) {
 void test_kv_write(const Kernels& k, KvType type) {
   Random random(4);
   for (int dim : {16, 32, 80, 128})
-    for (int n : {1, 2, 13, 14}) {
+    for (int n : {1, 2, 5, 13, 14, 29}) {
       const int heads = 2, tokens = n + 2;
       const int64_t ld = heads * dim + 7;
       const size_t block_bytes = size_t(type == KvType::BF16 ? 64 : 128) * dim, panel = block_bytes / 2;
@@ -373,6 +402,7 @@ int main(int argc, char** argv) {
   for (const Kernels* kernels : check::levels(argc, argv)) {
     std::printf("level %s\n", kernels->name);
     test_norms(*kernels);
+    test_round(*kernels);
     test_acts(*kernels);
     test_elementwise(*kernels);
     test_rope(*kernels);
