@@ -206,13 +206,19 @@ template <int S, int... I> VEC_INLINE f32v upper_part(f32v a, f32v b, std::integ
 }
 template <int S> VEC_INLINE f32x16 lower(f32x16 a, f32x16 b) {
   f32x16 r;
-  VEC_EACH if constexpr (S < kLanes) r.v[i] = lower_part<S>(a.v[i], b.v[i], std::make_integer_sequence<int, kLanes>());
-  else r.v[i] = i & S / kLanes ? b.v[i - S / kLanes] : a.v[i]; return r;
+  VEC_EACH {
+    if constexpr (S < kLanes) r.v[i] = lower_part<S>(a.v[i], b.v[i], std::make_integer_sequence<int, kLanes>());
+    else r.v[i] = i & S / kLanes ? b.v[i - S / kLanes] : a.v[i];
+  }
+  return r;
 }
 template <int S> VEC_INLINE f32x16 upper(f32x16 a, f32x16 b) {
   f32x16 r;
-  VEC_EACH if constexpr (S < kLanes) r.v[i] = upper_part<S>(a.v[i], b.v[i], std::make_integer_sequence<int, kLanes>());
-  else r.v[i] = i & S / kLanes ? b.v[i] : a.v[i + S / kLanes]; return r;
+  VEC_EACH {
+    if constexpr (S < kLanes) r.v[i] = upper_part<S>(a.v[i], b.v[i], std::make_integer_sequence<int, kLanes>());
+    else r.v[i] = i & S / kLanes ? b.v[i] : a.v[i + S / kLanes];
+  }
+  return r;
 }
 template <int S> VEC_INLINE i32x16 lower(i32x16 a, i32x16 b) { return as_i32(lower<S>(as_f32(a), as_f32(b))); }
 template <int S> VEC_INLINE i32x16 upper(i32x16 a, i32x16 b) { return as_i32(upper<S>(as_f32(a), as_f32(b))); }
