@@ -289,6 +289,8 @@ template <Format F> struct ProductTilesGroups {
     clear(y, n);
     (n <= kFew ? few : many)(w, x, task_data(w, task), row, n, y);
     tiles_end();
+    // A sum that the processor flushed to -0 is +0 where rows with other runs beside it (`few`) were added as 0.
+    for (int i = 0; i < 2 * n; i++) store(y + 16 * i, load(y + 16 * i) + zero());
   }
 };
 

@@ -186,6 +186,34 @@ void test_some_rows(const Kernels& k) {
   std::printf("some rows\n");
 }
 
+// Where sums underflow, too, a row has the same bits alone and among others, down to the sign of zero.
+void test_underflow(const Kernels& kernels) {
+  constexpr int kDepth = 192, kUnitBytes = unit_bytes(Format::F8);
+  alignas(64) static uint8_t bytes[2 * kDepth / 64 * kUnitBytes] = {};  // column 0 of a task
+  const float scales[] = {0x1p-100f, 1, 1};
+  for (int u = 0; u < 3; u++) memcpy(bytes + u * kUnitBytes + plane_bytes(Format::F8), &scales[u], 4);
+  // -1; then pairs of groups whose sums, 1.25 and -1.5 times the least normal number, meet in one tile
+  bytes[0] = 0xb8;
+  for (int u = 1; u < 3; u++) bytes[u * kUnitBytes] = 0x38, bytes[u * kUnitBytes + 8 * 64] = 0xb8;
+  const Weight w = packed_weight(Format::F8, 32, kDepth, bytes);
+  uint32_t alone = 0;
+  for (int rows : {1, 9}) {
+    std::vector<float> x((size_t)rows * kDepth), y((size_t)rows * 32);
+    for (size_t r = 0; r < x.size(); r += kDepth)
+      x[r] = 0x1p-60f, x[r + 64] = x[r + 128] = 1.25f * 0x1p-126f, x[r + 96] = x[r + 160] = 1.5f * 0x1p-126f;
+    OwnActivation a(Act::BF16, rows, kDepth);
+    kernels.round(x.data(), kDepth, a.view, 0, rows, 0, kDepth / 32);
+    GemmArgs args{};
+    args.w = &w, args.x = &a.view, args.out = y.data(), args.ld_out = 32;
+    kernels.gemm[(int)Format::F8][(int)Act::BF16](args, 0, 1);
+    uint32_t bits;
+    memcpy(&bits, &y[0], 4);
+    if (rows == 1) alone = bits;
+    check::expect(bits == alone, "%s gemm f8 x bf16: %08x among others, %08x alone", kernels.name, bits, alone);
+  }
+  printf("%s underflow: ok\n", kernels.name);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -194,6 +222,7 @@ int main(int argc, char** argv) {
     test_route(*kernels);
     test_weighted_sum(*kernels);
     test_some_rows(*kernels);
+    test_underflow(*kernels);
   }
   return check::finish();
 }

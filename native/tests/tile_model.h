@@ -16,15 +16,18 @@ struct Tile {
 };
 inline thread_local Tile tiles[8];
 
-inline void configure(const uint8_t* rows, const uint16_t* bytes) {  // of all eight
-  for (int i = 0; i < 8; i++) tiles[i] = Tile{rows[i], bytes[i], {}};
-}
-inline void release() {
-  for (Tile& tile : tiles) tile = {};
-}
 // What the processor refuses ends the process here, too.
 inline void expect(bool possible) {
   if (!possible) std::abort();
+}
+inline void configure(const uint8_t* rows, const uint16_t* bytes) {  // of all eight
+  for (int i = 0; i < 8; i++) {
+    expect(rows[i] <= 16 && bytes[i] <= 64 && !rows[i] == !bytes[i]);
+    tiles[i] = Tile{rows[i], bytes[i], {}};
+  }
+}
+inline void release() {
+  for (Tile& tile : tiles) tile = {};
 }
 inline void zero(int t) {
   expect(tiles[t].rows > 0 && tiles[t].bytes > 0);
