@@ -12,13 +12,14 @@ from octavo import _native
 from tests.serving import Server
 
 QUESTION = "What is the capital of France?"
-# Its first token is a near tie (0.1 nat), which int8 activations may turn: AVX-512's default bits do not.
-MODES = (["auto"] if "avx512" in _native.isa_levels() else []) + ["bf16", "f32"]
+# Its first token is a near tie (0.1 nat), which int8 activations may turn: those of AVX-512 do not, AVX2's and AMX's do.
+MODES = [("avx512", "auto")] * ("avx512" in _native.isa_levels()) + [("auto", "bf16"), ("auto", "f32")]
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(scope="module", params=MODES, ids="-".join)
 def server(request: pytest.FixtureRequest, demo: Path) -> Iterator[Server]:
-    with Server(demo, "--activations", request.param, "--max-model-len", "512") as server:
+    isa, activations = request.param
+    with Server(demo, "--isa", isa, "--activations", activations, "--max-model-len", "512") as server:
         yield server
 
 

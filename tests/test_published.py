@@ -150,7 +150,7 @@ REFUSED = {
               "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "Rwkv7ForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxForCausalLM", "KimiLinearForCausalLM"),
     "chunks": ("Llama4ForConditionalGeneration", "Llama4ForCausalLM"),
     "encoder reads": ("T5ForConditionalGeneration", "BartForConditionalGeneration", "WhisperForConditionalGeneration"),
-    "supported: BertModel, .*LlamaForCausalLM": ("InternLM2ForCausalLM", "ChatGLMModel", "QWenLMHeadModel", "ExaoneForCausalLM", "DbrxForCausalLM", "BaichuanForCausalLM", "Gemma3nForConditionalGeneration", "GptNeoForCausalLM"),
+    "supported: BertModel, .*LlamaForCausalLM": ("InternLM2ForCausalLM", "ChatGLMModel", "QWenLMHeadModel", "DbrxForCausalLM", "BaichuanForCausalLM", "Gemma3nForConditionalGeneration", "GptNeoForCausalLM"),
 }  # fmt: skip
 
 
