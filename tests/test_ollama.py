@@ -184,7 +184,9 @@ def test_what_is_told_of_the_model(client: ollama.Client, server: Server) -> Non
 def test_the_demo_model() -> None:
     """A GGUF file: its facts, and its own words."""
     with ExitStack() as made:
-        server = made.enter_context(Server(locate("demo"), "--served-model-name", "demo", "--num-threads", "1", "--activations", "f32"))
+        server = made.enter_context(
+            Server(locate("demo"), "--served-model-name", "demo", "--num-threads", "1", "--activations", "f32")
+        )
         client = made.enter_context(ollama.Client(host=server.url))
         details = client.list().models[0].details
         assert details and (details.format, details.parameter_size) == ("gguf", "134.52M")
