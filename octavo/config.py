@@ -69,8 +69,9 @@ class EngineConfig:
     max_num_batched_tokens: int = option(512, "Most tokens computed in one step: the size of a prefill chunk.")
     target_itl: float | None = option(
         None,
-        "Seconds from a token of a stream to its next that prompts computed beside it should not exceed. Default: 2 "
-        "times what the step takes without them, and at least 0.05; offline none, for nobody waits for single tokens.",
+        "Seconds from a token of a stream to its next that 99 of 100 should not exceed while prompts are computed beside "
+        "it. Default: 2.5 times what the step takes without them, and at least 0.055; offline none, for nobody waits for "
+        "single tokens.",
     )
     prefix_caching: bool = option(True, "Reuse the KV blocks of equal prefixes.")
     disk_cache: str | None = option(

@@ -9,13 +9,16 @@ from octavo.cache.blocks import BLOCK_SIZE
 from octavo.sched.cost import Load, StepCost
 from octavo.sched.live import Live
 
-ITL_FACTOR = 2.0
-"""Default inter-token target, in times of the same step without prefill. The bar is 3 for the slowest percent, of the
-usual step: predictions miss by a fifth, and steps grow by as much with the context while a long prompt goes on. Prefill
-has half of the time."""
+ITL_FACTOR = 2.5
+"""Default inter-token target, in times of the same step without prefill. The bar is 3 times the usual one, and steps grow
+with the context while a long prompt goes on."""
 
-LEAST_ITL = 0.05
-"""Seconds. The default target is never below: 20 tokens a second are faster than anyone reads."""
+LEAST_ITL = 0.055
+"""Seconds. The default target is never below: 18 tokens a second are faster than anyone reads."""
+
+LEAST_FACTOR = 1.4
+"""Prefill has two sevenths of the time of a step by default, however far steps are from their predictions: on a machine that
+is taken away now and then the target would leave it nothing."""
 
 FEW_TOKENS = 2
 """A prefill goes on with so many tokens however little time there is: at a context of 8,000 four took two decode steps."""
@@ -42,7 +45,8 @@ class Want(NamedTuple):
 
 
 class StepBudget:
-    """`target_itl`: seconds between two tokens of a stream that prefill beside it may not exceed; None: the default.
+    """`target_itl`: seconds that 99 of 100 steps with prefill beside streams should not exceed; None: the default. So the
+    time that is planned for is less, by what steps took beyond their predictions (`StepCost.tail`).
 
     `whole`: a prompt is computed in one step, or not in this one (encoders: no token stands for those that follow).
     """
@@ -57,8 +61,9 @@ class StepBudget:
         if not decodes.num_tokens:
             return UNLIMITED
         alone = self._cost.predict(decodes)
-        target = max(LEAST_ITL, ITL_FACTOR * alone) if self._target is None else self._target
-        return target - alone
+        if self._target is not None:
+            return self._target / self._cost.tail - alone
+        return max(max(LEAST_ITL, ITL_FACTOR * alone) / self._cost.tail, LEAST_FACTOR * alone) - alone
 
     def share(self, wants: Sequence[Want], seconds: float, num_tokens: int) -> dict[Live, int]:
         """Tokens for each of `wants`, of a budget in seconds and tokens.
