@@ -87,7 +87,7 @@ class StepCost:
         thought = _sum_of(self._factors, load)
         self._most_tokens = max(self._most_tokens, load.num_tokens)
         self._most_pairs = max(self._most_pairs, load.num_pairs)
-        if self._num_known >= REMEMBERED:  # the first thoughts are far off
+        if thought and self._num_known >= REMEMBERED:  # the first thoughts are far off
             self._ratios.append(seconds / thought)
         size = load.num_tokens.bit_length()
         if size not in self._seen:
