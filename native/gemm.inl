@@ -404,6 +404,19 @@ static void scale_columns(const float* factor, int n, float* y) {
     for (int c = 0; c < 32; c += 16) store(y + c, load(y + c) * load(factor + c));
 }
 
+// Sums y of n rows times a task, and of w_up, become output. They are overwritten.
+VEC_INLINE void finish(const GemmArgs& a, int task, int row, int n, float* y, float* up) {
+  if (a.w->factor) scale_columns(a.w->factor + task * kTaskCols, n, y);
+  if (a.epilogue == Epilogue::ActMulRound) {
+    if (a.w_up->factor) scale_columns(a.w_up->factor + task * kTaskCols, n, up);
+    kFinishAct[(int)a.kind](a, task, row, n, y, up);
+  } else if (a.epilogue == Epilogue::ActRound) {
+    kFinishAct[(int)a.kind](a, task, row, n, y, nullptr);
+  } else {
+    finish_store(a, task * kTaskCols, row, n, y);
+  }
+}
+
 template <class Product> static void gemm(const GemmArgs& a, int task0, int task1) {
   alignas(64) float y[Product::kRows * kTaskCols], up[Product::kRows * kTaskCols];
   const int rows = a.x->rows;
@@ -412,16 +425,8 @@ template <class Product> static void gemm(const GemmArgs& a, int task0, int task
     for (int row = 0, n; row < rows; row += n, tiles--) {
       n = (rows - row + tiles - 1) / tiles;  // tiles of nearly the same size: small ones are the slowest
       Product::run(*a.w, *a.x, task, row, n, y);
-      if (a.w->factor) scale_columns(a.w->factor + task * kTaskCols, n, y);
-      if (a.epilogue == Epilogue::ActMulRound) {
-        Product::run(*a.w_up, *a.x, task, row, n, up);
-        if (a.w_up->factor) scale_columns(a.w_up->factor + task * kTaskCols, n, up);
-        kFinishAct[(int)a.kind](a, task, row, n, y, up);
-      } else if (a.epilogue == Epilogue::ActRound) {
-        kFinishAct[(int)a.kind](a, task, row, n, y, nullptr);
-      } else {
-        finish_store(a, task * kTaskCols, row, n, y);
-      }
+      if (a.epilogue == Epilogue::ActMulRound) Product::run(*a.w_up, *a.x, task, row, n, up);
+      finish(a, task, row, n, y, up);
     }
   }
 }

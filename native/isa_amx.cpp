@@ -29,7 +29,7 @@ const Kernels* kernels_amx() {
     Kernels t = *kernels_avx512();
     t.name = "amx";
     t.round = amx::round;
-    t.gemm[(int)Format::BF16][(int)Act::BF16] = amx::gemm<amx::ProductTilesBf16>;
+    t.gemm[(int)Format::BF16][(int)Act::BF16] = amx::gemm_tiles_bf16;
     using enum Format;
     amx::put_codes<W8, W4, W4F, W5, W5F, W4N, W4M, W4V, W4Z, W4Z64, W4C, W8Z64, W2K, W3K, W4K, W5K, W6K, W4X>(t);
     amx::put_groups<W8, W4, W4F, W5, W5F, W4N, W4M, W4V, W4Z, W4Z64, W4C, W8Z64, F8, W2K, W3K, W4K, W5K, W6K, W4X>(t);
