@@ -2,7 +2,7 @@
 // activation are a row of A; whatever the rows beside a row, its sums are those of one chain over K, 32 at a time (P1).
 namespace octavo::VEC_NS {
 
-constexpr int kBlockRows = 2 * kTileLanes;  // of a block, beside the 32 columns of a task
+constexpr int kBlockRows = 2 * kTileLanes;          // of a block, beside the 32 columns of a task
 constexpr int kStepBytes = 16 * Bf16Lines::kBytes;  // 32 K of a task
 
 // Tiles: 0 to 3 sums, 4 and 5 activations of 16 rows each, 6 and 7 weights of 16 columns each
