@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import pytest
 
 from octavo.backends.speeds import Kernel
-from octavo.bench import decode, kernels, latency, overhead, overload, prefill, serve, stall
+from octavo.bench import decode, kernels, latency, overhead, overload, prefill, serve, stall, stolen
 from octavo.bench.http import Target
 from octavo.bench.plot import check_plot, draw
 from octavo.bench.report import result
@@ -28,7 +29,21 @@ def test_stall(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     details = found.details
     assert details["usual_gap_ms"] <= details["bound_ms"] and details["longest_gap_ms"] >= found.median - 0.1
     assert 0 < details["prefill_alone_s"] <= details["prefill_bound_s"] and details["fixed_chunk_p99_ms"] > 0
+    assert details["undisturbed_p99_ms"] is None or details["undisturbed_p99_ms"] <= details["longest_gap_ms"]
     assert isinstance(details["held"], bool)
+
+
+def test_what_the_host_took_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = stolen.stolen_seconds()
+    assert seconds is None or seconds >= 0
+    now = iter([10.0, 10.0 + 0.25 * (os.cpu_count() or 1)])
+    clock = iter([100.0, 101.0])
+    monkeypatch.setattr(stolen, "stolen_seconds", lambda: next(now))
+    monkeypatch.setattr(stolen.time, "monotonic", lambda: next(clock))
+    assert stolen.Stolen().percent == pytest.approx(25)
+    monkeypatch.undo()
+    monkeypatch.setattr(stolen, "stolen_seconds", lambda: None)
+    assert stolen.Stolen().percent is None
 
 
 def test_overload(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

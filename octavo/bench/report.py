@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.backends.ceilings import Ceilings, Machine
+from octavo.bench.stolen import Stolen
 from octavo.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Runs:
         self._config, self._count, self._what = config, count, what
         self._machine = Machine(config.num_threads)
         self._seen: list[Ceilings] = []
+        self._stolen = Stolen()
 
     def __iter__(self) -> Iterator[int]:
         from rich.console import Console
@@ -66,6 +68,8 @@ class Runs:
             "barrier_ns": round(1e9 * statistics.median(seen.barrier for seen in self._seen)),
             "cpu": cpu_name(),
         }
+        if (stolen := self._stolen.percent) is not None:
+            details["stolen_percent"] = round(stolen, 1)
         if engine is not None:
             ready = engine.loaded.ready(0, 0.0)
             packed = engine.loaded.backend.weight_bytes(engine.loaded.graph)

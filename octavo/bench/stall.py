@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from octavo.bench.report import Result, Runs, result
+from octavo.bench.stolen import stolen_seconds
 from octavo.config import MAX_ITL, EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.messages import Abort, Add
@@ -32,6 +33,7 @@ class Run(NamedTuple):
 
     usual: float  # median gap of the same tokens of the streams by themselves
     gaps: list[float]  # beside the prompt
+    undisturbed: list[float]  # those of which the host of the machine took nothing
     alone: float  # the prompt by itself
     beside: float  # and beside the streams
     num_steps: int
@@ -67,6 +69,7 @@ def measure(config: EngineConfig, prompt_len: int, repeat: int) -> Result:
         usual_gap_ms=round(1000 * worst.usual, 1),
         bound_ms=round(1000 * worst.bound, 1),
         longest_gap_ms=round(1000 * max(worst.gaps), 1),
+        undisturbed_p99_ms=round(1000 * percentile(worst.undisturbed, 0.99), 1) if worst.undisturbed else None,
         prefill_s=round(slowest.beside, 2),
         prefill_alone_s=round(slowest.alone, 2),
         prefill_bound_s=round(slowest.prefill_bound, 2),
@@ -91,17 +94,24 @@ def _run(engine: Engine, draw: random.Random, name: str, prompt_len: int) -> Run
         long = f"{name}-long"
         engine.add(Add(long, _random_ids(engine, draw, prompt_len), SamplingParams(max_tokens=1), seed=0))
         num_steps = 0
+        disturbed: set[float] = set()  # ends of steps
         while long not in times:
-            _step(engine, times)
+            before = stolen_seconds()
+            now = _step(engine, times)
             num_steps += 1
+            if stolen_seconds() != before:
+                disturbed.add(now)
         beside = time.perf_counter() - began
         del times[long]
         gaps = [gap for seen in times.values() for gap in _gaps(seen)]
+        undisturbed = [
+            b - a for seen in times.values() for a, b in itertools.pairwise(seen) if b not in disturbed
+        ]  # fmt: skip
     with _streams(engine, prompts, f"{name}-usual") as times:  # as many tokens, since steps grow with the context
         for _ in range(num_steps):
             _step(engine, times)
         usual = statistics.median(gap for seen in times.values() for gap in _gaps(seen))
-    return Run(usual, gaps, alone, beside, num_steps)
+    return Run(usual, gaps, undisturbed, alone, beside, num_steps)
 
 
 @contextlib.contextmanager
@@ -132,13 +142,15 @@ def _prefill(engine: Engine, draw: random.Random, id: str, prompt_len: int) -> f
     return time.perf_counter() - began
 
 
-def _step(engine: Engine, times: dict[str, list[float]]) -> None:
+def _step(engine: Engine, times: dict[str, list[float]]) -> float:
+    """When it ended."""
     output = engine.step()
     if output is None:
         raise RuntimeError("a stream ended: the context is too short for this workload")
     now = time.perf_counter()
     for progress in output.progress:
         times.setdefault(progress.id, []).extend([now] * len(progress.token_ids))
+    return now
 
 
 def _random_ids(engine: Engine, draw: random.Random, count: int) -> list[int]:
