@@ -11,9 +11,8 @@ from openai import OpenAI
 from octavo import _native
 from tests.serving import Server
 
-QUESTION = "What is the capital of France?"
-# Its first token is a near tie (0.1 nat), which int8 activations may turn: those of AVX-512 do not, AVX2's and AMX's do.
-MODES = [("avx512", "auto")] * ("avx512" in _native.isa_levels()) + [("auto", "bf16"), ("auto", "f32")]
+QUESTION = "What is the capital of Japan?"
+MODES = [(isa, "auto") for isa in ("auto", *_native.isa_levels())] + [("auto", "bf16"), ("auto", "f32")]
 
 
 @pytest.fixture(scope="module", params=MODES, ids="-".join)
@@ -34,16 +33,7 @@ def test_streams_an_answer(server: Server) -> None:
     )
     chunks = list(stream)
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert text == "The capital of France is Paris."
+    assert text == "The capital of Japan is Tokyo."
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
     usage = chunks[-1].usage
     assert usage is not None and (usage.prompt_tokens, usage.completion_tokens) == (37, 8)
-
-
-def test_the_defaults_know_the_capital(demo: Path) -> None:
-    """What the level of this machine makes of int8 activations, where there is no tie."""
-    with Server(demo) as server:
-        client = OpenAI(base_url=server.url + "/v1", api_key="none")
-        model = client.models.list().data[0].id
-        answer = client.completions.create(model=model, prompt="The capital of France is", max_tokens=4, temperature=0)
-    assert answer.choices[0].text.startswith(" Paris")

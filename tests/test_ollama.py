@@ -184,16 +184,14 @@ def test_what_is_told_of_the_model(client: ollama.Client, server: Server) -> Non
 def test_the_demo_model() -> None:
     """A GGUF file: its facts, and its own words."""
     with ExitStack() as made:
-        server = made.enter_context(
-            Server(locate("demo"), "--served-model-name", "demo", "--num-threads", "1", "--activations", "f32")
-        )
+        server = made.enter_context(Server(locate("demo"), "--served-model-name", "demo", "--num-threads", "1"))
         client = made.enter_context(ollama.Client(host=server.url))
         details = client.list().models[0].details
         assert details and (details.format, details.parameter_size) == ("gguf", "134.52M")
         assert details.quantization_level == "Q4_1"
-        question = "What is the capital of France?"
+        question = "What is the capital of Japan?"
         answer = client.generate("demo", question, options={"temperature": 0, "num_predict": 12})
-        assert "Paris" in (answer.response or "")
+        assert "Tokyo" in (answer.response or "")
         with pytest.raises(ollama.ResponseError, match="think: the model does not reason"):
             client.generate("demo", question, think=True)
         with pytest.raises(ollama.ResponseError, match="suffix needs a model that has tokens"):

@@ -79,7 +79,7 @@ def _print_ready(
         f"listening on {address}",
         "try it:",
         f"  curl {address}/v1/chat/completions -H 'content-type: application/json' "
-        """-d '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}'""",
+        """-d '{"messages": [{"role": "user", "content": "What is the capital of Japan?"}], "temperature": 0}'""",
     ]
     print("\n".join(lines), flush=True)
 
