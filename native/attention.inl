@@ -83,7 +83,7 @@ static void put_rows(const AttnArgs& args, const Rows& rows) {
   for (int r = 0; r < rows.count; r += heads)
     for (int d = 0; d < width; d += 32) {
       const float* x = rows.out + r * dim + d;
-      put32(*args.act, rows.token[r], (rows.head[r] * dim + d) / 32, load(x), load(x + 16));
+      put32(*args.act, rows.token[r], (rows.head[r] * dim + d) / 32, x);
     }
 }
 

@@ -387,9 +387,9 @@ GEMM_TILE static void finish_act(const GemmArgs& a, int task, int row, int n, fl
     }
   }
   put_rows(*a.act, row, n, task, gate, 32);
+  alignas(64) static constexpr float kZeros[32] = {};
   if ((task + 1) * kTaskCols >= a.w->n_pad)  // nobody else writes the padding to 64 columns
-    for (int g = task + 1; g < a.act->k_pad / 32; g++)
-      for (int r = 0; r < n; r++) put32(*a.act, row + r, g, zero(), zero());
+    for (int g = task + 1; g < a.act->k_pad / 32; g++) put_rows(*a.act, row, n, g, kZeros, 0);
 }
 
 using FinishAct = void (*)(const GemmArgs&, int, int, int, float*, const float*);

@@ -1,9 +1,12 @@
 // Rounding of activations: 32 columns at a time, so that any producer can round its own slice.
 namespace octavo::VEC_NS {
 
-// Columns [32 * group, 32 * group + 32) of `row`: a holds the first 16, b the others; columns from y.k on must be 0.
+#define ROUND_CALL __attribute__((noinline))  // a call is little beside its work, and a copy in each producer long to compile
+
+// Columns [32 * group, 32 * group + 32) of `row`, which are at x; columns from y.k on must be 0.
 // A8: scale = max|x| / 127, q = x * (127 / max|x|) to nearest even. Where max|x| < 2^-120 all q are 0.
-VEC_INLINE void put32(const Activation& y, int row, int group, f32x16 a, f32x16 b) {
+static ROUND_CALL void put32(const Activation& y, int row, int group, const float* x) {
+  f32x16 a = load(x), b = load(x + 16);
   if (y.act == Act::A8) {
     // As integers, magnitudes keep their order and a NaN is the largest, so it reaches the scale.
     float m = __builtin_bit_cast(float, reduce_max(max(as_i32(abs(a)), as_i32(abs(b)))));
@@ -40,7 +43,7 @@ template <int S = 1, class F, class Op> VEC_INLINE auto reduce_rows(F f, Op op, 
 }
 
 // As put32, of sixteen rows from `row` on whose columns are at x: what is found of a row is a lane.
-VEC_INLINE void put16x32(const Activation& y, int row, int group, const float* x, int64_t ldx) {
+static ROUND_CALL void put16x32(const Activation& y, int row, int group, const float* x, int64_t ldx) {
   const int64_t i = group * y.stride + row;
   if (y.act == Act::BF16) {
     store(y.t + i, reduce_rows(
@@ -59,7 +62,7 @@ VEC_INLINE void put16x32(const Activation& y, int row, int group, const float* x
       },
       [](i32x16 a, i32x16 b) __attribute__((always_inline)) { return max(a, b); }));
   if (bits(less(m, set1(__builtin_inff()))) != 0xffff) {
-    for (int r = 0; r < 16; r++) put32(y, row + r, group, load(x + r * ldx), load(x + r * ldx + 16));
+    for (int r = 0; r < 16; r++) put32(y, row + r, group, x + r * ldx);
     return;
   }
   alignas(64) float inverse[16];
@@ -86,7 +89,7 @@ VEC_INLINE void put_rows(const Activation& y, int row, int n, int group, const f
   int r = 0;
   if (y.act != Act::F32)
     for (; r + 16 <= n; r += 16) put16x32(y, row + r, group, x + r * ldx, ldx);
-  for (; r < n; r++) put32(y, row + r, group, load(x + r * ldx), load(x + r * ldx + 16));
+  for (; r < n; r++) put32(y, row + r, group, x + r * ldx);
 }
 
 // 16 columns of a row from `col` on; those from `cols` on read as 0.
@@ -101,8 +104,11 @@ static void round(const float* x, int64_t ldx, const Activation& y, int row0, in
       const float* p = x + row * ldx;
       if (g * 32 + 32 <= y.k) put_rows(y, row, n, g, p + g * 32, ldx);
       else
-        for (int r = 0; r < n; r++, p += ldx)
-          put32(y, row + r, g, load_cols(p, g * 32, y.k), load_cols(p, g * 32 + 16, y.k));
+        for (int r = 0; r < n; r++, p += ldx) {
+          alignas(64) float last[32];
+          for (int i = 0; i < 32; i += 16) store(last + i, load_cols(p, g * 32 + i, y.k));
+          put32(y, row + r, g, last);
+        }
     }
   }
 }
