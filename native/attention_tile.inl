@@ -5,6 +5,7 @@ namespace octavo::VEC_NS {
 constexpr int kTileRows = kMaxRowsWide > 2 ? 12 : kMaxRowsWide == 2 ? 6 : 2;
 constexpr int kChains = kMaxRowsWide > 2 ? 24 : kTileRows;  // accumulators of a micro-kernel
 constexpr float kLowest = -__builtin_inff();
+#define TILE_CALL __attribute__((noinline))  // of a row and a tile: many row tiles share it
 
 VEC_INLINE int least(int a, int b) { return a < b ? a : b; }
 VEC_INLINE int most(int a, int b) { return a > b ? a : b; }
@@ -150,7 +151,7 @@ struct Seen {
 };
 
 // Softcap and ALiBi of a row at `position` on its scores of the tile at `token`.
-VEC_INLINE void adjust_scores(const AttnArgs& args, int head, int position, int token, Seen seen, float* s) {
+TILE_CALL static void adjust_scores(const AttnArgs& args, int head, int position, int token, Seen seen, float* s) {
   for (int i = seen.from / 16 * 16; i < seen.to; i += 16) {
     f32x16 x = load(s + i);
     if (args.softcap_log2e > 0) x = set1(args.softcap_log2e) * tanh(x / set1(args.softcap_log2e));
@@ -163,8 +164,8 @@ VEC_INLINE void adjust_scores(const AttnArgs& args, int head, int position, int 
 // zeros for the others. Returns the factor by which what was summed before shrinks. Where the values have scales, the
 // scales go into the probabilities, which become fixed point of `step`.
 template <class Kv>
-VEC_INLINE float softmax_row(float* s, typename Kv::Element* p, Seen seen, const Pages& pages, int first, int dim,
-                             float& max_so_far, float& sum, float& step) {
+TILE_CALL static float softmax_row(float* s, typename Kv::Element* p, Seen seen, const Pages& pages, int first, int dim,
+                                   float& max_so_far, float& sum, float& step) {
   const int begin = seen.from / 16 * 16, full = seen.to / 16 * 16, head = seen.from % 16, rest = seen.to % 16;
   auto only_seen = [&](int i, f32x16 x, f32x16 other) __attribute__((always_inline)) {
     x = select(first_lanes(least(16, seen.to - i)), x, other);
@@ -281,8 +282,8 @@ struct Rows {
 
 // Rows [row0, row0 + R) and the tile that starts at token t. next: blocks of the tile that comes next.
 template <class Kv, int R>
-__attribute__((noinline)) static void attend_tile(const AttnArgs& args, const Rows& rows, int row0, const Pages& pages,
-                                                  int t, const int32_t* next, int num_next) {
+TILE_CALL static void attend_tile(const AttnArgs& args, const Rows& rows, int row0, const Pages& pages, int t,
+                                  const int32_t* next, int num_next) {
   const int key_dim = args.kv.head_dim, dim = args.kv.value_dim, first = t / kBlock;
   const int *from = rows.from + row0, *to = rows.to + row0;
   int skip = kKvTile, n = 0;

@@ -318,7 +318,7 @@ VEC_INLINE void add_rows_of(const uint8_t* task, int k, const typename Lines::X*
 
 template <class Lines> struct ProductF32 {
   static constexpr int kRows = kRowsFloat;
-  static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
+  GEMM_TILE static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
     clear(y, n);
     add_rows_of<Lines>(task_data(w, task), w.k, x.f, x.ld, row, n, y);
   }
@@ -327,7 +327,7 @@ template <class Lines> struct ProductF32 {
 // Any pair: blocks of both operands are decoded to float32 in L1.
 template <Format F, Act A> struct ProductDecoded {
   static constexpr int kRows = 48, kDepth = 64;  // 8 KB of weights, 12 KB of activations, 6 KB of results
-  static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
+  GEMM_TILE static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
     alignas(64) float wf[kDepth * 32], xf[A == Act::F32 ? 1 : kRows * kDepth];
     const int depth = F == Format::BF16 && A == Act::BF16 ? w.k_pad : w.k;
     clear(y, n);
@@ -347,7 +347,7 @@ template <Format F, Act A> struct ProductDecoded {
 // With an instruction for pairs as they are; without, what is decoded has to serve some rows.
 struct ProductBf16 {
   static constexpr int kRows = kRowsFloat;
-  static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
+  GEMM_TILE static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
     if (!kBf16Dots && n >= 12) return ProductDecoded<Format::BF16, Act::BF16>::run(w, x, task, row, n, y);
     clear(y, n);
     add_rows_of<Bf16Lines>(task_data(w, task), w.k_pad, x.h, x.ld, row, n, y);

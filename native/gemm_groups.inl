@@ -244,7 +244,7 @@ VEC_INLINE void add_group(const GroupRun& w, const GroupLines::X* x, int64_t ld,
 
 template <Format F> struct ProductGroups {
   static constexpr int kRows = 48;  // a group is decoded once for so many rows: 6 KB of results
-  static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
+  GEMM_TILE static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
     const uint8_t* data = task_data(w, task);
     if (n == 1 && (kBf16Dots || RowOfGroups<F>::fits(x, row))) {
       constexpr int kPanels = kBf16Dots || kLoneNibbles<F> ? 2 : 1;  // others are read faster one after the other

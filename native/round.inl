@@ -1,7 +1,8 @@
 // Rounding of activations: 32 columns at a time, so that any producer can round its own slice.
 namespace octavo::VEC_NS {
 
-#define ROUND_CALL __attribute__((noinline))  // a call is little beside its work, and a copy in each producer long to compile
+#define ROUND_CALL \
+  __attribute__((noinline))  // a call is little beside its work, and a copy in each producer long to compile
 
 // Columns [32 * group, 32 * group + 32) of `row`, which are at x; columns from y.k on must be 0.
 // A8: scale = max|x| / 127, q = x * (127 / max|x|) to nearest even. Where max|x| < 2^-120 all q are 0.

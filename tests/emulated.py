@@ -1,7 +1,7 @@
 """Generations at a given kernel level, as one line of JSON: run by scripts/emulate and by tests/bits.py.
 
-usage: python tests/emulated.py ISA. Greedy and seeded, in the packed formats w4, w4f, w8, f16 and bf16, and in float32;
-the other packed formats are compared on one machine only (tests/test_format_models.py).
+usage: python tests/emulated.py ISA [--brief]. Greedy and seeded, in the packed formats w4, w4f, w8, f16 and bf16, and in
+float32; the other packed formats are compared on one machine only (tests/test_format_models.py). --brief: one model, short.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ def without_q6k(source: Path, path: Path, activations: str) -> Path:
     return path
 
 
-def generate(isa: str) -> dict[str, Any]:
+def generate(isa: str, brief: bool = False) -> dict[str, Any]:
     """{"isa", "machine", "runs": {"q4_0 auto": [[token ids, logprobs] of each prompt], ...}}"""
-    prompts = [{"prompt_token_ids": list(range(3, 3 + n))} for n in (5, 70)]
-    params = [SamplingParams(temperature=0, max_tokens=8, logprobs=0), SamplingParams(seed=7, max_tokens=8, logprobs=0)]
+    prompts = [{"prompt_token_ids": list(range(3, 3 + n))} for n in ((5, 20) if brief else (5, 70))]
+    tokens = 3 if brief else 8
+    params = [SamplingParams(max_tokens=tokens, logprobs=0, **how) for how in ({"temperature": 0}, {"seed": 7})]
     runs = {}
-    for model, activations in RUNS:
+    for model, activations in RUNS[:1] if brief else RUNS:
         options = {"isa": isa, "activations": activations, "num_threads": 2, "kv_cache_memory": "8MiB"}
         with tempfile.TemporaryDirectory() as folder:
             path = without_q6k(DATA / f"tiny-llama-{model}.gguf", Path(folder) / "model.gguf", activations)
@@ -72,4 +73,4 @@ def generate(isa: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(generate(sys.argv[1])))
+    print(json.dumps(generate(sys.argv[1], "--brief" in sys.argv)))

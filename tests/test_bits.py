@@ -21,9 +21,11 @@ def test_bits_of_a_level(isa: str) -> None:
     )
 
 
+# That no instruction of AVX-512 is met on the way: what avx2 computes is tested by the processor itself.
 @pytest.mark.skipif("avx512" not in LEVELS, reason="this machine is an x86-64 without AVX-512 itself")
-def test_without_avx512() -> None:
-    check_emulated("avx2", "avx2")
+@pytest.mark.parametrize("brief", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_without_avx512(brief: bool) -> None:
+    check_emulated("avx2", "avx2", brief=brief)
 
 
 @pytest.mark.long

@@ -140,8 +140,10 @@ class OwnActivation {
 inline const char* name_of(Act a) { return a == Act::F32 ? "f32" : a == Act::BF16 ? "bf16" : "a8"; }
 inline const char* name_of(Format f) { return info_of(f).name; }
 
-// --quick: what is long is left out, for emulators and sanitizers, which take twenty times as long
-inline bool quick = false;
+// --quick: what is long is left out, for emulators and sanitizers, which take twenty times as long. --brief: every kernel
+// is called, with little more to show, where the level's results are tested by the processor itself: emulated floats take
+// hundreds of times as long.
+inline bool quick = false, brief = false;
 
 // --isa NAME, by default all that this machine has
 inline std::vector<const Kernels*> levels(int argc, char** argv) {
@@ -149,10 +151,12 @@ inline std::vector<const Kernels*> levels(int argc, char** argv) {
   for (int i = 1; i < argc; i++) {
     if (!strcmp(argv[i], "--quick")) {
       quick = true;
+    } else if (!strcmp(argv[i], "--brief")) {
+      quick = brief = true;
     } else if (!strcmp(argv[i], "--isa") && i + 1 < argc) {
       found.push_back(&kernels_of(argv[++i]));
     } else {
-      printf("usage: %s [--quick] [--isa generic|avx2|avx512|amx]\n", argv[0]);
+      printf("usage: %s [--quick | --brief] [--isa generic|avx2|avx512|amx]\n", argv[0]);
       exit(2);
     }
   }

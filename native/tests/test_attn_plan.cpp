@@ -184,7 +184,10 @@ Shared check_bits(const Kernels& kernels, const Options& o, Tree& tree, Random& 
 int main(int argc, char** argv) {
   const std::vector<const Kernels*> levels = check::levels(argc, argv);
   Random plans(1);
-  for (int i = 0; i < (check::quick ? 20 : 200); i++) {  // plans alone: many sequences, long contexts, many threads
+  for (int i = 0; i < (check::brief   ? 4
+                       : check::quick ? 20
+                                      : 200);
+       i++) {  // plans alone: many sequences, long contexts, many threads
     const int window = i % 3 == 2 ? 1 + plans.below(900) : 0, rows = 1 + plans.below(9), workers = 1 + plans.below(40);
     const int seqs = 1 + plans.below(90), longest = 1 + plans.below(3000);
     Tree tree(plans, seqs, longest, window);
@@ -201,6 +204,7 @@ int main(int argc, char** argv) {
                              Options{KvType::F32, 4, 16, 0, 0, false, true}, Options{KvType::I8, 2, 32, 0, 4, true},
                              Options{KvType::BF16, 5, 80, 0, 0, true, true},
                              Options{KvType::I8, 8, 16, 800, 0, false, true}, Options{KvType::BF16, 2, 128}}) {
+      if (check::brief && o.dim > 32) continue;
       Shared shared;
       Tree many(random, check::quick ? 12 : 24, 1300, o.window), few(random, 8, 1250, o.window, 1150);
       for (auto& [tree, workers] : {std::pair{&many, 1}, std::pair{&few, 4}}) {

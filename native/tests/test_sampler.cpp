@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "check.h"
@@ -44,9 +45,11 @@ std::vector<float> random_logits(int n, double sigma, uint64_t seed) {
 }
 
 const int kSizes[] = {1, 7, 15, 16, 17, 31, 33, 255, 257, 4099, 49152};
+std::span<const int> sizes() { return std::span(kSizes).first(check::brief ? 9 : std::size(kSizes)); }
+int some(int count) { return check::brief ? count / 10 : count; }
 
 void test_passes(const Kernels& k) {
-  for (int n : kSizes) {
+  for (int n : sizes()) {
     std::vector<float> x = random_logits(n, 3, n);
     for (int i = 0; i < n; i += 5) x[i] = std::round(x[i]);  // ties
     if (n > 20) x[7] = x[19] = -kInf;
@@ -115,8 +118,8 @@ void test_draw(const Kernels& k) {
         noise_bits(golden, 7, 49151) == 2000135309);
   CHECK(noise_bits(~uint64_t{0}, 0x7fffffff, 1 << 18) == 933647129);
   int clear = 0, all = 0;
-  for (int n : kSizes)
-    for (uint64_t key = 0; key < 20; key++) {
+  for (int n : sizes())
+    for (uint64_t key = 0; key < uint64_t(some(20)); key++) {
       const std::vector<float> x = random_logits(n, key % 2 ? 3 : 0.01, n * 100 + key);
       const float max = *std::max_element(x.begin(), x.end());
       for (float inverse : {1.f, 0.5f, 20.f})
@@ -132,7 +135,7 @@ void test_draw(const Kernels& k) {
   CHECK(k.gumbel_argmax(one, 1, 1, 1, 5, 0, Cut{2, 1}) == -1);
   // Draws of three equal tokens and one of half their probability: within 5 standard deviations.
   const float x[] = {0, 0, -std::log(2.f), 0};
-  int counts[4] = {}, draws = 40000;
+  int counts[4] = {}, draws = some(40000);
   for (int i = 0; i < draws; i++) counts[k.gumbel_argmax(x, 4, 0, 1, mix64(i / 200), i % 200, Cut{-kInf, 4})]++;
   for (int i = 0; i < 4; i++) {
     const double p = i == 2 ? 1 / 7. : 2 / 7.;
@@ -251,8 +254,8 @@ void test_truncation(const Kernels& k) {
     const double options[] = {static_cast<double>(v)...};
     return options[rng() % sizeof...(v)];
   };
-  for (int round = 0; round < 400; round++) {
-    const int n = kSizes[rng() % (round % 8 ? 10 : 11)];
+  for (int round = 0; round < some(400); round++) {
+    const int n = sizes()[rng() % (sizes().size() - (round % 8 ? 1 : 0))];
     std::vector<float> x = random_logits(n, pick(0.001, 1, 3, 8), round);
     if (round % 3 == 0)
       for (float& v : x) v = std::round(v * 2) / 2;
@@ -273,7 +276,7 @@ void test_truncation(const Kernels& k) {
       checked += e.clear;
     }
   }
-  CHECK(checked > 1000);
+  CHECK(checked > some(1000));
   std::printf("truncation\n");
 }
 
@@ -355,7 +358,7 @@ void test_rows(const Kernels& k) {
 
 // What every sampler keeps is held against the definition in tests/test_samplers.py; here: masks, and odd sizes.
 void test_masks_and_chains(const Kernels& k) {
-  for (int n : kSizes) {
+  for (int n : sizes()) {
     std::vector<float> x = random_logits(n, 3, n + 7);
     Settings s;
     s.temperature = 0;
@@ -396,8 +399,8 @@ void test_masks_and_chains(const Kernels& k) {
 void test_pieces(const Kernels& k) {
   check::Random rng(77);
   int invalid = 0, masked = 0, noisy = 0;
-  for (int round = 0; round < 300; round++) {
-    const int n = kSizes[rng.below(round % 20 ? 10 : 11)];
+  for (int round = 0; round < some(300); round++) {
+    const int n = sizes()[size_t(rng.below(int(sizes().size()) - (round % 20 ? 1 : 0)))];
     std::vector<float> x = random_logits(n, round % 3 ? 3 : 0.01, round + 1000);
     const float odd[] = {std::nanf(""), kInf, -kInf};
     if (round % 4 == 0)
@@ -435,7 +438,7 @@ void test_pieces(const Kernels& k) {
     }
     invalid += whole.invalid, masked += !s.mask.empty(), noisy += inverse > 0;
   }
-  CHECK(invalid > 20 && masked > 50 && noisy > 100);
+  CHECK(invalid > some(20) && masked > some(50) && noisy > some(100));
   // Rows whose logits are wanted keep them, and no others.
   const std::vector<float> x = random_logits(2 * 64, 3, 1);
   check::Guarded<float> kept(100);
