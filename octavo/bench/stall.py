@@ -70,11 +70,11 @@ def measure(config: EngineConfig, prompt_len: int, repeat: int) -> Result:
         bound_ms=round(1000 * worst.bound, 1),
         longest_gap_ms=round(1000 * max(worst.gaps), 1),
         undisturbed_p99_ms=round(1000 * percentile(worst.undisturbed, 0.99), 1) if worst.undisturbed else None,
-        prefill_s=round(slowest.beside, 2),
-        prefill_alone_s=round(slowest.alone, 2),
-        prefill_bound_s=round(slowest.prefill_bound, 2),
+        prefill_s=round(slowest.beside, 3),
+        prefill_alone_s=round(slowest.alone, 3),
+        prefill_bound_s=round(slowest.prefill_bound, 3),
         fixed_chunk_p99_ms=round(1000 * fixed.p99, 1),
-        fixed_chunk_prefill_s=round(fixed.beside, 2),
+        fixed_chunk_prefill_s=round(fixed.beside, 3),
         **seen.beside(),
     )
 
