@@ -158,6 +158,22 @@ def test_a_machine_that_is_taken_away_now_and_then_gets_less_prefill_beside_stre
     assert sorted(gaps)[int(0.99 * len(gaps))] <= 3 * usual
 
 
+def test_a_machine_that_is_slow_for_seconds_gets_less_prefill_beside_streams() -> None:
+    """Half again as long for a fifth of the time. Predictions follow; the target does not."""
+    steps = itertools.count()
+
+    def disturbed(load: Load) -> float:
+        return seconds_of(load) * (1.5 if next(steps) % 500 >= 400 else 1)
+
+    machine = Machine(max_seqs=17, seconds_of=disturbed)
+    for i in range(8):
+        warm(machine, str(i))
+    _, gaps, _ = streams_beside(8192, machine)
+    context = 150 + len(gaps) // 16 // 2
+    usual = seconds_of(Load(1, 16, 16 * context, 16 * context, 16))
+    assert sorted(gaps)[int(0.99 * len(gaps))] <= 3 * usual
+
+
 def test_a_long_context_is_computed_in_small_portions() -> None:
     """Attention of a block of tokens takes 96 ms at the end of this prompt: it goes on in few."""
 

@@ -10,8 +10,8 @@ from octavo.sched.cost import Load, StepCost
 from octavo.sched.live import Live
 
 ITL_FACTOR = 2.5
-"""Default inter-token target, in times of the same step without prefill. The bar is 3 times the usual one, and steps grow
-with the context while a long prompt goes on."""
+"""Default inter-token target, in times of the same step without prefill as it usually is: it does not grow where the machine
+is slow for some seconds. The bar is 3, and steps grow with the context while a long prompt goes on."""
 
 LEAST_ITL = 0.055
 """Seconds. The default target is never below: 18 tokens a second are faster than anyone reads."""
@@ -63,7 +63,8 @@ class StepBudget:
         alone = self._cost.predict(decodes)
         if self._target is not None:
             return self._target / self._cost.tail - alone
-        return max(max(LEAST_ITL, ITL_FACTOR * alone) / self._cost.tail, LEAST_FACTOR * alone) - alone
+        target = max(LEAST_ITL, ITL_FACTOR * self._cost.usual(decodes))
+        return max(target / self._cost.tail, LEAST_FACTOR * alone) - alone
 
     def share(self, wants: Sequence[Want], seconds: float, num_tokens: int) -> dict[Live, int]:
         """Tokens for each of `wants`, of a budget in seconds and tokens.

@@ -34,6 +34,9 @@ TAIL_STEPS = 512
 LEAST_TAIL = 1.25
 """Steps that the tail is taken of, and what it is while few are known: predictions of mixed steps miss by a fifth."""
 
+USUAL_FITS = 64
+"""Fits that a usual step is the median of: a machine that is slow for some seconds is not the usual one."""
+
 FAR = 32
 """Steps of so many times the tokens, or pairs of tokens, of any that ran are not known: a step of one token, the first of
 all, would have a prompt of a thousand take an hour."""
@@ -71,6 +74,7 @@ class StepCost:
     def __init__(self) -> None:
         self._seen: dict[int, deque[tuple[Load, float]]] = {}
         self._factors = (0.0,) * len(Load._fields)
+        self._fits = np.zeros((0, len(Load._fields)))  # the latest factors
         self._num_known = 0  # steps remembered at the last fit
         self._num_new = 0  # observed since
         self._most_tokens = 0
@@ -81,6 +85,11 @@ class StepCost:
     def predict(self, load: Load) -> float:
         """Seconds of a step."""
         return _sum_of(self._fitted(), load)
+
+    def usual(self, load: Load) -> float:
+        """Seconds of a step as it was for a while, where `predict` says what it takes at this moment."""
+        self._fitted()
+        return float(np.median(self._fits @ load)) if len(self._fits) else 0.0
 
     def observe(self, load: Load, seconds: float) -> float:
         """A step took so long. Returns what had been thought of it."""
@@ -154,6 +163,7 @@ class StepCost:
             factors = _nonnegative(loads * weights[:, None], weights)
             weights = np.sqrt(OUTLIER / np.maximum(np.abs(loads @ factors - 1), OUTLIER))
         self._factors = tuple((factors / scale).tolist())
+        self._fits = np.vstack([self._fits[1 - USUAL_FITS :], factors / scale])
         self._num_known, self._num_new = len(seen), 0
         if 2 * len(self._ratios) >= TAIL_STEPS:
             self._tail = max(LEAST_TAIL, float(np.quantile(self._ratios, 0.99)))
