@@ -174,6 +174,23 @@ def test_a_machine_that_is_slow_for_seconds_gets_less_prefill_beside_streams() -
     assert sorted(gaps)[int(0.99 * len(gaps))] <= 3 * usual
 
 
+def test_what_prompts_alone_say_of_decodes_does_not_last() -> None:
+    """Many steps of whole portions, as of long prompts after a start: the step that their fits make of a few decodes is far
+    too long, and is forgotten with the first decodes."""
+    cost = StepCost()
+
+    def ran(load: Load) -> None:
+        cost.predict(load)
+        cost.observe(load, seconds_of(load) + (0.1 if load.num_tokens > 16 else 0))
+
+    for start in range(0, 512 * 512, 512):
+        ran(Load(1, 512, 512 * (start % 8192) + 131_328, start % 8192 + 512, 1))
+    assert cost.predict(USUAL) > 2 * seconds_of(USUAL)
+    for _ in range(32):
+        ran(USUAL)
+    assert cost.usual(USUAL) <= 1.1 * seconds_of(USUAL)
+
+
 def test_a_long_context_is_computed_in_small_portions() -> None:
     """Attention of a block of tokens takes 96 ms at the end of this prompt: it goes on in few."""
 

@@ -87,9 +87,10 @@ class StepCost:
         return _sum_of(self._fitted(), load)
 
     def usual(self, load: Load) -> float:
-        """Seconds of a step as it was for a while, where `predict` says what it takes at this moment."""
-        self._fitted()
-        return float(np.median(self._fits @ load)) if len(self._fits) else 0.0
+        """Seconds of a step as it was for a while, where `predict` says what it takes at this moment: that at most, since
+        fits of prompts alone, the first after a start, say little of decodes."""
+        now = self.predict(load)
+        return min(now, float(np.median(self._fits @ load))) if len(self._fits) else now
 
     def observe(self, load: Load, seconds: float) -> float:
         """A step took so long. Returns what had been thought of it."""
