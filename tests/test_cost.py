@@ -212,6 +212,22 @@ def test_the_target_is_what_is_held() -> None:
     assert max(gaps) < 0.05
 
 
+def test_a_burst_of_prompts_takes_hardly_longer_than_without_a_target() -> None:
+    def seconds(load: Load) -> float:  # of two AVX2 cores
+        return 3e-3 + 9e-4 * load.num_tokens + 1e-7 * load.num_pairs + 4e-7 * load.num_context + 3e-4 * load.num_rows
+
+    def burst(target_itl: float | None) -> float:
+        machine = Machine(max_seqs=64, seconds_of=seconds, target_itl=target_itl)
+        warm(machine)
+        began = machine.now
+        for i in range(64):
+            machine.add(str(i), 256, 128)
+        machine.finish()
+        return machine.now - began
+
+    assert burst(None) <= 1.06 * burst(10.0)
+
+
 def test_a_short_prompt_behind_long_ones_is_not_blocked() -> None:
     machine = Machine(max_seqs=8)
     warm(machine)

@@ -329,7 +329,8 @@ class Scheduler:
         wants = [self._want(live, live.request.num_computed, now) for live in prefills if live.slot >= 0]
         if not wants and not self._queue:
             return
-        seconds = self._budget.seconds(load_of(draft.work.values()))
+        num_prompts = len(wants) + min(len(self._queue), len(self._slots))
+        seconds = self._budget.seconds(load_of(draft.work.values()), num_prompts)
         counts = self._budget.share(wants, seconds, draft.num_tokens)
         if self._queue and not draft.preempted:
             counts = self._admit(wants, counts, seconds, draft.num_tokens, now)
