@@ -151,6 +151,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func = 'softmax', only 'sigmoid'"),
     ("minimax_m2", {"use_qk_norm": False}, "use_qk_norm = False, only True"),
     ("minimax_m2", {"num_local_experts": 5}, "gate.weight has shape"),
+    ("minimax_m2", {"num_local_experts": 10**9}, "there is no .*experts.999999999.*, the config says 1000000000 experts"),
+    ("deepseek_v3_narrow", {"n_routed_experts": 10**9}, "config says 1000000000 experts"),
     ("minimax_m2", {"num_experts_per_tok": 7}, "there are not so many experts"),
     ("minimax_m2", {"routed_scaling_factor": 2.0}, "routed_scaling_factor = 2.0, which is not supported"),
     ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok = 3, only 2 is supported"),
@@ -163,7 +165,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek_v3_narrow", {"architectures": ["DeepseekV2ForCausalLM"], "topk_method": "noaux_tc"}, "topk_method = 'noaux_tc'"),
     ("ernie4_5_moe", {"moe_k": 7}, "moe_k = 7 of 6 experts: there are not so many"),
     ("ernie4_5_moe", {"moe_norm_min": 0.1}, "moe_norm_min = 0.1, which is not supported"),
-    ("ernie4_5_moe", {"moe_layer_end_index": -1}, "mlp.gate.weight' is missing"),
+    ("ernie4_5_moe", {"moe_layer_end_index": -1}, "there is no .*experts.5.down_proj.weight, the config says 6 experts"),
     ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types = .'dense'., expected dense or sparse for each"),
     ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense"]}, "a dense layer behind one with experts"),
 ]  # fmt: skip

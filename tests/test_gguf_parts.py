@@ -74,3 +74,13 @@ def test_a_part_that_does_not_fit_is_named(parts: Path, tmp_path: Path, fault: s
     change(tmp_path / "model")
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(tmp_path / "model" / name)
+
+
+def test_a_count_of_parts_that_is_no_number(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_array("split.count", [1])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=r"split.count must be a number; found \[1\]"):
+        open_checkpoint(tmp_path / "model.gguf")

@@ -84,6 +84,13 @@ def test_gguf_special_tokens(tmp_path: Path) -> None:
     assert tokenizer.chat_template == "{{ bos_token }}"
 
 
+@pytest.mark.parametrize("key", ["tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token"])
+def test_flags_are_true_or_false(tmp_path: Path, key: str) -> None:
+    path = write_vocabulary(tmp_path / "v.gguf", "llama-bpe", lambda writer: writer.add_string(key, "no"))
+    with pytest.raises(CheckpointError, match=f"metadata '{key}' must be true or false; found 'no'"):
+        load_tokenizer(path)
+
+
 def change_to_t5(writer: gguf.GGUFWriter) -> None:
     add(writer, "tokenizer.ggml.model", "t5")
     writer.add_token_scores([0.0] * (END + 2))

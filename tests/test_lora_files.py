@@ -176,6 +176,11 @@ def test_tensors_that_are_refused(tmp_path: Path) -> None:
         r"lora_B.weight has shape \(47, 8\), model and config ask for \(48, 8\)",
         good | {Q + "B.weight": np.zeros((47, 8))},
     )
+    for value in (np.inf, np.nan):
+        for stored in ("F32", "F16", "BF16"):
+            bad = good[Q + "B.weight"].copy()
+            bad[5, 3] = value
+            refused("lora_B.weight has a value that is infinite or no number", good | {Q + "B.weight": bad}, stored)
     refused("lora_B.weight' is missing", {n: t for n, t in good.items() if n != Q + "B.weight"})
     refused("tensor .* is missing, though target_modules", {})
     twice = {name.replace("model.model.layers", "model.layers"): tensor for name, tensor in good.items()}

@@ -286,6 +286,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "int64 words": (gptq(pack_dtype="int64"), "pack_dtype = 'int64' is not supported"),
     "group of 0": (gptq(4, 0), "group_size = 0 is not supported"),
     "dynamic": (gptq(dynamic={"m": {"scale": 2}}), "dynamic: m: scale = 2 is not supported"),
+    "marlin-24": (compressed(group(), format="marlin-24"), "format = 'marlin-24' is not supported"),
+    "order of tomorrow": (compressed(group(actorder="x")), "actorder = 'x' is not supported"),
+    "no zero points": (compressed(group(symmetric=False)), r"weight_zero_point' is missing"),
     "bad pattern": (gptq(dynamic={"(": {}}), r"'\(' is no regular expression"),
     "gemv": (AWQ | {"version": "gemv"}, r"version = 'gemv' is not supported \(served: gemm\)"),
     "awq 3 bits": (AWQ | {"bits": 3}, "bits = 3 is not supported"),
@@ -300,7 +303,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "e5m2": (FP8 | {"fmt": "e5m2"}, "fmt = 'e5m2' is not supported"),
     "tile": (FP8 | {"weight_block_size": [128]}, "weight_block_size = .* is not supported"),
-    "marlin-24": (compressed(group(format="marlin-24")), "format = 'marlin-24' is not supported"),
+    "marlin-24 of a group": (compressed(group(format="marlin-24")), "format = 'marlin-24' is not supported"),
     "dense": (compressed(group() | {"format": None}, format="dense"), "format = 'dense' is not supported"),
     "sparse": (
         compressed(group(group_size=64), sparsity_config={"format": "sparse-bitmask"}),
@@ -352,12 +355,13 @@ def test_scales_that_are_no_numbers_are_named(tmp_path: Path) -> None:
         (TILES, w.fp8(rng(), 32, 64), ".weight_scale_inv"),
         (compressed(group("float", 4, "mxfp4-pack-quantized", group_size=32)), w.mxfp4(rng(), 32, 64), ".weight_scale"),
         (BNB, w.bitsandbytes4(rng(), 32, 64, NF4), ".weight.absmax"),
+        (BNB, w.bitsandbytes4(rng(), 32, 64, NF4), ".weight.quant_map"),
     ):
-        raw = written.tensors[end]
+        raw = written.tensors[end] = Raw(written.tensors[end].dtype, written.tensors[end].values.copy())
         raw.values.reshape(-1)[0] = 255 if raw.dtype == "U8" else np.nan
-        checkpoint = open_checkpoint(save_module(tmp_path / "m", written, config))
+        folder = save_module(tmp_path / "m", written, config)
         with pytest.raises(CheckpointError, match=r"a scale of m\.\w+ is infinite or no number"):
-            checkpoint.read("m.weight")
+            open_checkpoint(folder).read("m.weight")
 
 
 def test_a_group_index_outside_is_named(tmp_path: Path) -> None:
@@ -376,12 +380,14 @@ def test_tensors_of_other_shapes_and_types_are_named(tmp_path: Path, name: str) 
     for end, raw in written.tensors.items():
         values_ = raw.values
         changes: dict[str, Raw | None] = {"missing": None, "type": Raw("F64", values_.astype(np.float64))}
+        if values_.ndim:
+            changes["empty"] = Raw(raw.dtype, values_[:0])
         if values_.ndim and len(values_) > 1 and not end.startswith(".weight.quant_state"):
             changes["less"] = Raw(raw.dtype, values_[:-1])
             changes["more"] = Raw(raw.dtype, np.concatenate([values_, values_[:1]]))
         for kind, change in changes.items():
             tensors = {e: r for e, r in written.tensors.items() if e != end} | ({end: change} if change else {})
-            if kind == "missing" and end in (".g_idx", ".weight_g_idx", ".weight_zero_point", ".weight_format"):
+            if (kind == "missing" and end in (".g_idx", ".weight_g_idx")) or end == ".weight_format":
                 continue
             folder = save_module(tmp_path / "m", Written(tensors, written.values), config)
             try:

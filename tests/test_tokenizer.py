@@ -273,7 +273,7 @@ def test_directories_that_hold_no_tokenizer(tmp_path: Path) -> None:
 
 
 TOKENIZER_CONFIGS = ['{"chat_template": [{}]}', '{"chat_template": [5]}', '{"chat_template": [{"name": [], "template": 5}]}',
-                     '{"bos_token": "\\ud800"}']  # fmt: skip
+                     '{"bos_token": "\\ud800"}', '{"add_bos_token": "no"}', '{"add_eos_token": []}']  # fmt: skip
 
 
 @pytest.mark.parametrize("text", TOKENIZER_CONFIGS)
@@ -286,7 +286,7 @@ def test_tokenizer_config_of_another_kind_is_refused(data: Path, tmp_path: Path,
 def test_tokenizer_files_of_another_kind_are_refused(data: Path, tmp_path: Path) -> None:
     shutil.copytree(data / "arch/llama", tmp_path / "model")
     (tmp_path / "model/chat_template.jinja").write_bytes(b"\xff")
-    _refused(tmp_path / "model")
+    _refused(tmp_path / "model/chat_template.jinja")
     (tmp_path / "model/chat_template.jinja").unlink()
     state = json.loads((tmp_path / "model/tokenizer.json").read_text())
     state["normalizer"] = {"type": "Replace", "pattern": {"String": ""}, "content": "x"}  # the library panics
@@ -295,8 +295,9 @@ def test_tokenizer_files_of_another_kind_are_refused(data: Path, tmp_path: Path)
 
 
 def _refused(path: Path) -> None:
+    """path: the model, or the file of it that is named."""
     with pytest.raises(CheckpointError) as caught:
-        load_tokenizer(path)
+        load_tokenizer(path if path.is_dir() else path.parent)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -240,6 +240,27 @@ def test_damaged_gguf_header_never_breaks_the_reader(data: Path, tmp_path: Path)
     assert refusals > 30
 
 
+@pytest.mark.parametrize(
+    ("shift", "message"),
+    [(16, "'blk.1.attn_k.weight' begins at .* no multiple of 32"), (-32, "have bytes in common"), (None, "have bytes in common")],
+)  # fmt: skip
+def test_gguf_tensors_that_do_not_lie_side_by_side(data: Path, tmp_path: Path, shift: int | None, message: str) -> None:
+    """Shifted by so many bytes, or None: at the place of another."""
+    whole = bytearray((data / "gguf" / TINY_GGUF).read_bytes())
+    begin = min(tensor.start for tensor in read_gguf(data / "gguf" / TINY_GGUF).tensors.values())
+
+    def place(name: str) -> int:  # of its offset, behind name, dimensions and type
+        at = whole.index(name.encode()) + len(name)
+        return at + 4 + 8 * struct.unpack_from("<I", whole, at)[0] + 4
+
+    at, other = place("blk.1.attn_k.weight"), place("blk.0.attn_k.weight")
+    offset = struct.unpack_from("<Q", whole, other if shift is None else at)[0] + (shift or 0)
+    assert begin + offset < len(whole)
+    struct.pack_into("<Q", whole, at, offset)
+    (tmp_path / "x.gguf").write_bytes(whole)
+    refused(tmp_path / "x.gguf", message)
+
+
 def break_config(change: Callable[[dict[str, object]], None]) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
@@ -273,7 +294,11 @@ DIRECTORY_FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (f / "config.json").write_text('{"a": %s}' % ("9" * 5000)),
         "config.json: cannot be read as JSON",
     ),
-    "long name": (lambda f: (f / INDEX).write_text('{"weight_map": {"a": "%s"}}' % ("b" * 5000)), "File name too long"),
+    "long name": (
+        lambda f: (f / INDEX).write_text('{"weight_map": {"a": "%s"}}' % ("b" * 5000)),
+        "'a' is not the name of a file",
+    ),
+    "no name": (lambda f: (f / INDEX).write_text('{"weight_map": {"a": ""}}'), "'' of 'a' is not the name of a file"),
     "eos": (break_config(lambda c: c.update(eos_token_id="</s>")), "eos_token_id must be a token id or a list"),
     "shard missing": (lambda f: (f / SHARD).unlink(), f"{SHARD}: file is missing"),
     "shard cut": (cut(SHARD, 100_000), f"{SHARD}: truncated"),
@@ -281,7 +306,10 @@ DIRECTORY_FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (cut(SHARD, 0), f"{SHARD}: truncated"),
     "no weights": (lambda f: (f / INDEX).unlink(), "neither model.safetensors nor .* found model-00001"),
     "empty index": (lambda f: (f / INDEX).write_text("{}"), "'weight_map' is missing"),
-    "outside": (lambda f: (f / INDEX).write_text('{"weight_map": {"a": "../b"}}'), "'../b' is not the name of a file"),
+    "outside": (
+        lambda f: (f / INDEX).write_text('{"weight_map": {"a": "../b"}}'),
+        "'../b' of 'a' is not the name of a file",
+    ),
     "not in shard": (lambda f: (f / INDEX).write_text(f'{{"weight_map": {{"a": "{SHARD}"}}}}'), f"{SHARD}: tensor 'a'"),
 }
 

@@ -72,6 +72,9 @@ def find(checkpoint: Checkpoint, p: str, e: Experts, hidden: int, *names: str) -
         return Weights(gates, [{f"{stacked}down_proj.weight[{i}]": hidden} for i in each])
     if f"{stacked}gate_up_proj" in checkpoint:
         return joined(checkpoint, e, hidden, f"{stacked}gate_up_proj", f"{stacked}down_proj")
+    last = f"{p}{prefix}{e.number - 1}.{down}.weight"
+    if last not in checkpoint:  # before names of all are made: the config may say any number
+        raise CheckpointError(f"{checkpoint.path}: there is no {last}, the config says {e.number} experts")
     return Weights(
         [{f"{p}{prefix}{i}.{m}.weight": inner for m in (gate, up)} for i in each],
         [{f"{p}{prefix}{i}.{down}.weight": hidden} for i in each],

@@ -137,11 +137,18 @@ def _special_tokens(gguf: GgufFile, tokens: list[str], add_bos: bool, add_eos: b
         bos_id=first,
         eos_ids=end_tokens_of_gguf(gguf),
         eos_id=last,
-        add_bos=gguf.metadata.get("tokenizer.ggml.add_bos_token", add_bos and first is not None),
-        add_eos=gguf.metadata.get("tokenizer.ggml.add_eos_token", add_eos and last is not None),
+        add_bos=_flag(gguf, "tokenizer.ggml.add_bos_token", default=add_bos and first is not None),
+        add_eos=_flag(gguf, "tokenizer.ggml.add_eos_token", default=add_eos and last is not None),
         names={name: tokens[i] for name, i in ids.items() if i is not None},
         chat_templates={name: template for name, template in templates.items() if isinstance(template, str)},
     )
+
+
+def _flag(gguf: GgufFile, key: str, default: bool) -> bool:
+    value = gguf.metadata.get(key, default)
+    if not isinstance(value, bool):
+        raise CheckpointError(f"{gguf.file.path}: metadata {key!r} must be true or false; found {value!r:.100}")
+    return value
 
 
 def _template(tokens: list[str], special: SpecialTokens, twice: bool) -> processors.TemplateProcessing:

@@ -305,11 +305,18 @@ def _read_special_tokens(
         bos_id=backend.token_to_id(names.get("bos_token", "")),
         eos_id=backend.token_to_id(names.get("eos_token", "")),
         eos_ids=end_tokens_of_directory(path),
-        add_bos=config.get("add_bos_token"),
-        add_eos=config.get("add_eos_token"),
+        add_bos=_flag(config, "add_bos_token", path),
+        add_eos=_flag(config, "add_eos_token", path),
         names=names,
         chat_templates=_read_chat_templates(path, config),
     )
+
+
+def _flag(config: dict[str, Any], key: str, path: Path) -> bool | None:
+    value = config.get(key)
+    if value is None or isinstance(value, bool):
+        return value
+    raise CheckpointError(f"{path / 'tokenizer_config.json'}: {key} must be true or false; found {value!r:.100}")
 
 
 def _read_chat_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
@@ -327,7 +334,8 @@ def _read_chat_templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
             )
         templates[name] = template
     if (path / "chat_template.jinja").is_file():
-        templates["default"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
+        with reading(path / "chat_template.jinja"):
+            templates["default"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
     for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
         templates[file.stem] = file.read_text(encoding="utf-8")
     return templates

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +83,13 @@ class _Tensor(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     data: NDArray[np.uint8]
+
+
+def _is_finite(tensor: _Tensor) -> bool:
+    """By exponents: those of infinity and of what is no number are all ones."""
+    words: NDArray[Any] = tensor.data.view(np.uint32 if tensor.dtype == "F32" else np.uint16)
+    ones = {"F32": 0x7F800000, "F16": 0x7C00, "BF16": 0x7F80}[tensor.dtype]
+    return bool(((words & ones) != ones).all())
 
 
 def _tensors(file: str, content: bytes) -> dict[str, _Tensor]:
@@ -188,4 +195,6 @@ class _Modules:
             raise AdapterError(
                 f"{self._file}: {name} has type {tensor.dtype}, which is not supported ({', '.join(_TYPES)} are)"
             )
+        if not _is_finite(tensor):
+            raise AdapterError(f"{self._file}: {name} has a value that is infinite or no number")
         return tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from pathlib import Path
@@ -81,7 +82,7 @@ class _Tables:
         self._data = file.buffer
         self._at = 4
         version = self._number(_U32)
-        if version & 0xFFFF == 0:
+        if version and version & 0xFFFF == 0:
             raise ValueError("big-endian files are not supported")
         if version not in VERSIONS:
             raise ValueError(f"version {version} is not supported; {VERSIONS} are")
@@ -99,7 +100,13 @@ class _Tables:
         for name, shape, kind, offset in infos:
             if name in self.tensors:
                 raise ValueError(f"tensor {name!r} occurs twice")
+            if offset % alignment:
+                raise ValueError(f"tensor {name!r} begins at {offset}, which is no multiple of {alignment}")
             self.tensors[name] = self._tensor(name, shape, kind, start + offset)
+        in_order = sorted(self.tensors.items(), key=lambda item: item[1].start)
+        for (name, tensor), (other, after) in itertools.pairwise(in_order):
+            if after.start < tensor.stop:
+                raise ValueError(f"tensors {name!r} and {other!r} have bytes in common")
 
     def _number(self, layout: struct.Struct) -> Any:
         (value,) = layout.unpack_from(self._data, self._at)
@@ -111,7 +118,12 @@ class _Tables:
         self._at = start + self._number(_U64)
         if self._at > len(self._data):
             raise ValueError("a string passes the end of the file")
-        return str(self._data[start : self._at], "utf-8")
+        try:
+            return str(self._data[start : self._at], "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"the string at byte {start} is not UTF-8: {bytes(self._data[start : self._at])!r:.100}"
+            ) from error
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:

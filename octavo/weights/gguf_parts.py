@@ -18,10 +18,12 @@ def read_model(path: Path) -> GgufFile:
     """
     given = read_gguf(path)
     count = given.metadata.get("split.count", 1)
+    if type(count) is not int:
+        raise CheckpointError(f"{path}: split.count must be a number; found {count!r:.100}")
     if count in (0, 1):
         return given
     name = _NAME.fullmatch(path.name)
-    if type(count) is not int or name is None or int(name[3]) != count:
+    if name is None or int(name[3]) != count:
         raise CheckpointError(f"{path}: one of {count} parts, but it is not called NAME-00001-of-{count:05}.gguf")
     paths = part_names(path)
     missing = [part.name for part in paths if not part.is_file()]

@@ -99,8 +99,8 @@ def _weight_files(path: Path) -> dict[Path, list[str]]:
         raise CheckpointError(f"{path / INDEX}: key 'weight_map' is missing or empty")
     files: dict[Path, list[str]] = {}
     for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise CheckpointError(f"{path / INDEX}: {file!r} is not the name of a file beside it")
+        if not isinstance(file, str) or Path(file).name != file or not 0 < len(file.encode()) < 256:
+            raise CheckpointError(f"{path / INDEX}: {file!r:.300} of {name!r:.300} is not the name of a file beside it")
         if not (path / file).is_file():
             raise CheckpointError(f"{path / file}: file is missing, though {INDEX} names it")
         files.setdefault(path / file, []).append(name)

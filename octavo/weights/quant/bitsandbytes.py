@@ -78,7 +78,7 @@ def _four_bits(tensors: Tensors, weight: str, state: str) -> Blocks:
         offset = np.float32(said.get("nested_offset", 0.0))
         if min(rows, cols, size) < 1 or nested < 0 or not np.isfinite(offset):
             raise ValueError(f"shape ({rows}, {cols}), blocks of {size} and {nested}, offset {offset}")
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{file}: tensor {state!r} does not say what it should: {error}") from error
     if math.prod(entry.shape) != -(-rows * cols // 2) or rows * cols % 2:
         raise CheckpointError(f"{file}: tensor {weight!r} has shape {entry.shape}, too few or many for {rows} x {cols}")
@@ -108,7 +108,7 @@ def _four_bits(tensors: Tensors, weight: str, state: str) -> Blocks:
         pairs = np.stack([data >> np.uint8(4), data & np.uint8(15)], axis=-1).reshape(-1)
         return pairs[first % 2 :][: last - first].reshape(stop - start, cols)
 
-    values: F32 = tensors.values(f"{weight}.quant_map")
+    values: F32 = finite(place, tensors.values(f"{weight}.quant_map"))
     known = {kind: np.array_equal(values, map_) for kind, map_ in (("NF4", NF4), ("FP4", FP4))}
     source = next((kind for kind, same in known.items() if same and size % 64 == 0 and cols % size == 0), DEQUANTISED)
 

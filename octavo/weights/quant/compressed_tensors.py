@@ -90,11 +90,8 @@ def _integers(tensors: Tensors, module: str, scheme: Scheme, others: tuple[str, 
     if indices in tensors:
         tensors.check(indices, ("I32", "I64"), (cols,))
         parts.append(indices)
-    points = (
-        _ZeroPoints(tensors, module, bits, (1 if whole else rows, groups))
-        if f"{module}.weight_zero_point" in tensors
-        else None
-    )
+    asymmetric = not scheme.symmetric or f"{module}.weight_zero_point" in tensors
+    points = _ZeroPoints(tensors, module, bits, (1 if whole else rows, groups)) if asymmetric else None
     if points:
         parts.append(points.name)
 
@@ -163,7 +160,9 @@ def _fp4(tensors: Tensors, module: str, scheme: Scheme, others: tuple[str, ...])
     rows, cols = entry.shape[0], 2 * entry.shape[1]
     mx = scheme.format.startswith("mx")
     size = 32 if mx else 16
-    if scheme.group != size or cols % size or not rows or not cols:
+    if not rows or not cols:
+        raise CheckpointError(f"{file}: tensor '{module}.weight_packed' of shape {entry.shape} is empty")
+    if scheme.group != size or cols % size:
         raise CheckpointError(
             f"{file}: {module}: {cols} inputs in groups of {scheme.group} are not supported ({size} are)"
         )

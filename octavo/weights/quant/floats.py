@@ -24,13 +24,15 @@ def fp8(
     None: one scale for all, or one for each row. others: tensors that belong to it and change nothing."""
     entry = tensors.check(weight, ("F8_E4M3",), (None, None))
     rows, cols = entry.shape
+    if not rows or not cols:
+        raise CheckpointError(f"{entry.file.path}: tensor {weight!r} of shape {entry.shape} is empty")
     given = tensors.check(scale, SCALES)
     place = Place(weight, (rows, cols), str(entry.file.path), (weight, scale, *others))
     if tile is None:
         tile = (1, cols) if given.shape in ((rows,), (rows, 1)) else (rows, cols)
     grid = (-(-rows // tile[0]), -(-cols // tile[1]))
     shapes = {(): (1, 1), (1,): (1, 1), (rows,): (rows, 1)}
-    if not rows or not cols or shapes.get(given.shape, given.shape) != grid:
+    if shapes.get(given.shape, given.shape) != grid:
         raise CheckpointError(
             f"{place.file}: tensor {scale!r} has shape {given.shape}, expected {grid} for {weight} of shape {entry.shape}"
         )

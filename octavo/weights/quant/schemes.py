@@ -13,6 +13,9 @@ FORMATS = (
     "mxfp8-quantized", "nvfp4-pack-quantized",
 )  # fmt: skip
 
+MIXED = "mixed-precision"
+"""The format of a whole config whose groups have formats of their own."""
+
 
 class Scheme(NamedTuple):
     """Of the weights of a config group."""
@@ -22,6 +25,7 @@ class Scheme(NamedTuple):
     bits: int
     group: int | None  # inputs that share a scale
     tile: tuple[int, int] | None  # outputs and inputs that do
+    symmetric: bool  # else there are zero points
 
 
 class Schemes:
@@ -31,7 +35,7 @@ class Schemes:
         self._ignored = settings.names("ignore")
         self._groups: list[tuple[list[str], Scheme]] = []
         self.notices: list[str] = []
-        default = settings.get("format")
+        default = settings.serve("format", *FORMATS, MIXED)
         groups = settings.inner("config_groups")
         for name in groups.items():
             group = groups.inner(name)
@@ -55,9 +59,9 @@ class Schemes:
         served = ("tensor", "channel", "group", "block", "tensor_group")
         strategy = weights.serve("strategy", *served, default=inferred)
         weights.serve("dynamic", False)
-        weights.known(
-            "symmetric", "actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype"
-        )  # symmetric: zero points say so themselves, as g_idx does of actorder
+        symmetric = weights.serve("symmetric", True, False, default=True) is not False
+        weights.serve("actorder", True, False, "group", "weight", "dynamic", "static")  # g_idx says what it is
+        weights.known("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
         if isinstance(block, str):
             block = [int(n) if n.isdecimal() else 0 for n in block.split("x")]
         if strategy == "block" and not (
@@ -70,7 +74,8 @@ class Schemes:
             raise weights.refused("num_bits", bits, f"not of type {kind} in the format {format}")
         self.notices += unknown_keys(group, {"weights": weights})
         tile = (block[0], block[1]) if strategy == "block" else None
-        return Scheme(format, kind, bits, size if strategy in ("group", "tensor_group") else None, tile)
+        grouped = size if strategy in ("group", "tensor_group") else None
+        return Scheme(format, kind, bits, grouped, tile, symmetric)
 
     def of(self, module: str) -> Scheme | None:
         """None: the config leaves it as it is."""
