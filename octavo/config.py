@@ -70,8 +70,8 @@ class EngineConfig:
     target_itl: float | None = option(
         None,
         "Seconds from a token of a stream to its next that 99 of 100 should not exceed while prompts are computed beside "
-        "it. Default: 2.5 times what the step takes without them, 4 times while more prompts than streams could run, and at "
-        "least 0.055; offline none, for nobody waits for single tokens.",
+        "it. Default: 2.5 times what the step takes without them, twice what it will take when all prompts that could run are "
+        "streams, and at least 0.055; offline none, for nobody waits for single tokens.",
     )
     prefix_caching: bool = option(True, "Reuse the KV blocks of equal prefixes.")
     disk_cache: str | None = option(

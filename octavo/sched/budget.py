@@ -16,9 +16,9 @@ is slow for some seconds. The bar is 3, and steps grow with the context while a 
 LEAST_ITL = 0.055
 """Seconds. The default target is never below: 18 tokens a second are faster than anyone reads."""
 
-BURST_FACTOR = 4
-"""Instead, while more prompts than there are streams wait for nothing but time: they are answered sooner, and a few streams
-at a time, which is what the other makes of a burst, are slow to compute. Gaps will be as long when all are streams."""
+ALL_FACTOR = 2
+"""And in times of the step that it will be when all prompts that could run are streams: one with few streams is little
+longer without them, so that a burst would be computed a few streams at a time, and its last first token come late."""
 
 LEAST_FACTOR = 1.4
 """Prefill has two sevenths of the time of a step by default, however far steps are from their predictions: on a machine that
@@ -67,8 +67,10 @@ class StepBudget:
         alone = self._cost.predict(decodes)
         if self._target is not None:
             return self._target / self._cost.tail - alone
-        factor = ITL_FACTOR if num_prompts <= decodes.num_rows else BURST_FACTOR
-        target = max(LEAST_ITL, factor * self._cost.usual(decodes))
+        more = 1 + num_prompts / decodes.num_tokens
+        all_streams = Load(1, *(more * amount for amount in decodes[1:]))  # type: ignore[arg-type]
+        usual, later = self._cost.usual(decodes), self._cost.usual(all_streams)
+        target = max(LEAST_ITL, ITL_FACTOR * usual, ALL_FACTOR * later)
         return max(target / self._cost.tail, LEAST_FACTOR * alone) - alone
 
     def share(self, wants: Sequence[Want], seconds: float, num_tokens: int) -> dict[Live, int]:
