@@ -279,7 +279,8 @@ def schedule(
     seen.threads.add(options.num_threads)
     count_forks(engine, seen)
     answers, aborted = Answers(), set()
-    waiting = sorted(adds, key=lambda a: a.params.max_tokens or 0) if crowded else list(adds)  # taken from the end
+    # Taken from the end. Those to be pooled come last, when their prompts are known.
+    waiting = sorted(adds, key=lambda a: a.params.max_tokens or 0 if crowded else not a.pooling)
     rush, flush_at = 1.0 if crowded else rng.choice([0.02, 0.2, 1.0]), rng.randint(30, 120)
     while waiting or engine.has_work:
         while waiting and (not engine.has_work or rng.random() < rush):
