@@ -43,8 +43,9 @@ template <Act A> static void decode_rows(const Activation& x, int row, int n, in
       for (int c = 0; c < 64; c += 16) store(out + c, load_bf16(h + c));
     } else {
       for (int c = 0; c < 64; c++) {
-        const int64_t i = (k0 + c) / 32 * x.stride + r;
-        out[c] = x.s[i] * (float)x.q[i * 32 + c % 32];
+        const int64_t i = (k0 + c) / 32 * x.stride + r * int8_rows(A);
+        if constexpr (A == Act::A8) out[c] = x.s[i] * (float)x.q[i * 32 + c % 32];
+        else out[c] = x.s[i + 1] * (float)(x.q[i * 32 + c % 32] * 128 + x.q[(i + 1) * 32 + c % 32]);
       }
     }
 }

@@ -399,18 +399,19 @@ Activation Program::activation(const Operand& x, int plan, int rows) const {
   Activation a{};
   a.act = v.act;
   a.rows = rows;
-  a.stride = rows;
+  a.stride = rows * int8_rows(v.act);
   a.k = x.cols;
   a.k_pad = static_cast<int>(align_up(static_cast<size_t>(x.cols), 64));
   a.ld = v.act == Act::F32 ? v.cols : act_ld(v.act, a.k_pad);
-  const size_t r = static_cast<size_t>(rows), k = static_cast<size_t>(a.k_pad);
+  const size_t r = static_cast<size_t>(a.stride), k = static_cast<size_t>(a.k_pad);
   switch (v.act) {
     case Act::F32: a.f = reinterpret_cast<float*>(place) + x.start; break;
     case Act::BF16:
       a.h = reinterpret_cast<uint16_t*>(place);
       a.t = reinterpret_cast<float*>(place + align_up(r * static_cast<size_t>(a.ld) * 2, kLine));
       break;
-    case Act::A8: {
+    case Act::A8:
+    case Act::A16: {
       const size_t part = align_up(r * k / 32 * 4, kLine);
       a.q = reinterpret_cast<int8_t*>(place);
       place += align_up(r * k, kLine);
@@ -429,11 +430,14 @@ void Program::read(int value, double* out) const {
   const Activation a = activation({value, 0, cols}, last_plan_, rows);
   for (int r = 0; r < rows; r++)
     for (int c = 0; c < cols; c++, out++) {
-      const size_t group = static_cast<size_t>(c / 32) * static_cast<size_t>(rows) + static_cast<size_t>(r);
+      const auto of_group = [&](int row) {
+        const int64_t i = c / 32 * a.stride + row;
+        return double{a.s[i]} * static_cast<double>(a.q[i * 32 + c % 32]);
+      };
       if (a.act == Act::F32) *out = a.f[r * a.ld + c];
       if (a.act == Act::BF16) *out = std::bit_cast<float>(static_cast<uint32_t>(a.h[r * a.ld + c]) << 16);
-      if (a.act == Act::A8)
-        *out = double{a.s[group]} * static_cast<double>(a.q[group * 32 + static_cast<size_t>(c % 32)]);
+      if (a.act == Act::A8) *out = of_group(r);
+      if (a.act == Act::A16) *out = of_group(2 * r) + of_group(2 * r + 1);
     }
 }
 

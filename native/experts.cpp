@@ -22,14 +22,17 @@ void copy_row(const Activation& x, int from, const Activation& y, int to) {
       for (int g = 0; g < groups; g++) y.t[g * y.stride + to] = x.t[g * x.stride + from];
       return;
     case Act::A8:
+    case Act::A16: {
+      const int n = int8_rows(y.act);
       for (int g = 0; g < groups; g++) {
-        const int64_t a = g * x.stride + from, b = g * y.stride + to;
-        std::memcpy(y.q + b * 32, x.q + a * 32, 32);
-        y.s[b] = x.s[a];
-        y.t[b] = x.t[a];
-        y.nsum[b] = x.nsum[a];
-        y.nhalf[b] = x.nhalf[a];
+        const int64_t a = g * x.stride + n * from, b = g * y.stride + n * to;
+        std::copy_n(x.q + a * 32, n * 32, y.q + b * 32);
+        std::copy_n(x.s + a, n, y.s + b);
+        std::copy_n(x.t + a, n, y.t + b);
+        std::copy_n(x.nsum + a, n, y.nsum + b);
+        std::copy_n(x.nhalf + a, n, y.nhalf + b);
       }
+    }
   }
 }
 

@@ -299,6 +299,18 @@ template <Format F> struct ProductA8 {
   }
 };
 
+// The two int8 rows of a row share what is decoded; their sums are added at the end.
+template <Format F> struct ProductA16 {
+  static constexpr int kRows = ProductA8<F>::kRows / 2;
+  GEMM_TILE static void run(const Weight& w, const Activation& x, int task, int row, int n, float* y) {
+    alignas(64) float both[2 * kRows * kTaskCols];
+    ProductA8<F>::run(w, x, task, 2 * row, 2 * n, both);
+    for (int r = 0; r < n; r++)
+      for (int c = 0; c < kTaskCols; c += 16)
+        store(y + r * 32 + c, load(both + r * 64 + c) + load(both + r * 64 + 32 + c));
+  }
+};
+
 VEC_INLINE void clear(float* y, int n) {
   for (int i = 0; i < 2 * n; i++) store(y + 16 * i, zero());
 }

@@ -21,16 +21,17 @@
 namespace octavo::VEC_NS {
 
 #define DECODED(F, A) gemm<ProductDecoded<Format::F, Act::A>>
-#define CODES(F) {DECODED(F, F32), gemm<ProductGroups<Format::F>>, gemm<ProductA8<Format::F>>}
+#define CODES(F) {DECODED(F, F32), gemm<ProductGroups<Format::F>>, gemm<ProductA8<Format::F>>, \
+                  gemm<ProductA16<Format::F>>}
 #define ALL_ACTS(F)                                                                                  \
   F<ActKind::Silu>, F<ActKind::Gelu>, F<ActKind::GeluTanh>, F<ActKind::GeluQuick>, F<ActKind::Relu>, \
       F<ActKind::Relu2>, F<ActKind::Sigmoid>, F<ActKind::Tanh>
 static constexpr Kernels make_table(const char* name) {
   return {
       .name = name,
-      .gemm = {{gemm<ProductF32<F32Lines>>, DECODED(F32, BF16), DECODED(F32, A8)},
-               {gemm<ProductF32<F16Lines>>, DECODED(F16, BF16), DECODED(F16, A8)},
-               {DECODED(BF16, F32), gemm<ProductBf16>, DECODED(BF16, A8)},
+      .gemm = {{gemm<ProductF32<F32Lines>>, DECODED(F32, BF16), DECODED(F32, A8), DECODED(F32, A16)},
+               {gemm<ProductF32<F16Lines>>, DECODED(F16, BF16), DECODED(F16, A8), DECODED(F16, A16)},
+               {DECODED(BF16, F32), gemm<ProductBf16>, DECODED(BF16, A8), DECODED(BF16, A16)},
                CODES(W8),
                CODES(W4),
                CODES(W4F),
@@ -43,7 +44,7 @@ static constexpr Kernels make_table(const char* name) {
                CODES(W4Z64),
                CODES(W4C),
                CODES(W8Z64),
-               {DECODED(F8, F32), gemm<ProductGroups<Format::F8>>, DECODED(F8, A8)},
+               {DECODED(F8, F32), gemm<ProductGroups<Format::F8>>, DECODED(F8, A8), DECODED(F8, A16)},
                CODES(W2K),
                CODES(W3K),
                CODES(W4K),

@@ -104,20 +104,22 @@ inline Weight some_columns(Weight w, int col, int n) {
 }
 
 // ---------------------------------------------------------------- activations
-enum class Act : uint8_t { F32, BF16, A8 };
-constexpr int kActs = 3;
+enum class Act : uint8_t { F32, BF16, A8, A16 };
+constexpr int kActs = 4;
 
 // A matrix of `rows` x `k`, zero padded to k_pad columns (the rounding kernels write the padding).
 //   F32   f[rows][ld] float
 //   BF16  h[rows][ld] bf16, ld a multiple of 32 and not of 1024 (L1 sets), with t = sum of a group, [k_pad/32][rows]
 //   A8    q[k_pad/32][rows][32] int8, with s (scale), t = s * sum(q), nsum = -sum(q), and nhalf = -sum(q of the first
 //         16), each [k_pad/32][rows]
+//   A16   int16 numbers v, |v| <= 127 * 128, of one scale s for 32 columns, as two rows of A8 for each row: 2r has the
+//         nearest multiples of 128 (v + 64 >> 7, scale 128 s), 2r + 1 the rest (-64 .. 63, scale s)
 // A view of some rows has the pointers of its first and the `stride` of the whole.
 struct Activation {
   Act act;
   int rows, k, k_pad;
   int64_t ld;
-  int64_t stride;  // rows between two groups of 32 K: more than `rows` in a view of some rows
+  int64_t stride;  // rows of q between two groups of 32 K: more than those of x in a view of some rows
   float* f;
   uint16_t* h;
   int8_t* q;
@@ -126,10 +128,12 @@ struct Activation {
   int32_t* nsum;
   int32_t* nhalf;
 };
+constexpr int int8_rows(Act a) { return a == Act::A16 ? 2 : 1; }  // of q, and all that goes with it, for each row
 inline Activation some_rows(Activation x, int row, int rows) {
   x.rows = rows;
   if (x.f) x.f += row * x.ld;
   if (x.h) x.h += row * x.ld;
+  row *= int8_rows(x.act);
   if (x.q) x.q += int64_t{row} * 32;
   if (x.s) x.s += row;
   if (x.t) x.t += row;

@@ -31,12 +31,13 @@ class Rows {
  public:
   Rows(const Kernels& kernels, Act act, int rows, int k) {
     const int k_pad = static_cast<int>(align_up(static_cast<size_t>(k), 64)), ld = act_ld(act, k_pad);
-    const size_t groups = static_cast<size_t>(rows) * static_cast<size_t>(k_pad) / 32;
+    const int stride = rows * int8_rows(act);
+    const size_t groups = static_cast<size_t>(stride) * static_cast<size_t>(k_pad) / 32;
     if (act == Act::F32) f_.resize(static_cast<size_t>(rows) * static_cast<size_t>(ld));
     if (act == Act::BF16) h_.resize(static_cast<size_t>(rows) * static_cast<size_t>(ld));
-    if (act == Act::A8) q_.resize(groups * 32), s_.resize(groups), nsum_.resize(groups), nhalf_.resize(groups);
+    if (act >= Act::A8) q_.resize(groups * 32), s_.resize(groups), nsum_.resize(groups), nhalf_.resize(groups);
     if (act != Act::F32) t_.resize(groups);
-    view_ = {act,       rows,      k,         k_pad,     ld,           rows,         f_.data(),
+    view_ = {act,       rows,      k,         k_pad,     ld,           stride,       f_.data(),
              h_.data(), q_.data(), s_.data(), t_.data(), nsum_.data(), nhalf_.data()};
     std::vector<float> values(static_cast<size_t>(rows) * static_cast<size_t>(k));
     uint32_t state = 1;

@@ -34,7 +34,7 @@ Format format_of(const std::string& name) {
 }
 
 Act act_of(const std::string& name) {
-  const char* names[kActs] = {"f32", "bf16", "a8"};
+  const char* names[kActs] = {"f32", "bf16", "a8", "a16"};
   for (int i = 0; i < kActs; i++)
     if (name == names[i]) return static_cast<Act>(i);
   throw std::invalid_argument("activation type '" + name + "' is unknown");

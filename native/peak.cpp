@@ -93,6 +93,7 @@ template <class Loop> double tile_turns(Loop loop) {
 }  // namespace
 
 double peak_ops(const Kernels& kernels, Format f, Act act) {
+  if (act == Act::A16) return peak_ops(strcmp(kernels.name, "amx") ? kernels : *kernels_avx512(), f, Act::A8) / 2;
   const bool codes = f >= Format::W8 && f != Format::F8;
   if (!strcmp(kernels.name, "avx2")) {
     if (codes && act == Act::A8) return avx2_groups(f) * 4 * 32 * 8 * 2;

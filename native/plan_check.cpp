@@ -431,7 +431,10 @@ size_t value_bytes(const ValueSpec& v, size_t r) {
     case Act::BF16:
       return align_up(r * static_cast<size_t>(act_ld(v.act, static_cast<int>(k_pad))) * 2, kLine) +
              align_up(r * k_pad / 32 * 4, kLine);
-    case Act::A8: return align_up(r * k_pad, kLine) + 4 * align_up(r * k_pad / 32 * 4, kLine);
+    case Act::A8:
+    case Act::A16:
+      r *= static_cast<size_t>(int8_rows(v.act));
+      return align_up(r * k_pad, kLine) + 4 * align_up(r * k_pad / 32 * 4, kLine);
   }
   return 0;
 }

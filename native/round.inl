@@ -5,23 +5,35 @@ namespace octavo::VEC_NS {
   __attribute__((noinline))  // a call is little beside its work, and a copy in each producer long to compile
 
 // Columns [32 * group, 32 * group + 32) of `row`, which are at x; columns from y.k on must be 0.
-// A8: scale = max|x| / 127, q = x * (127 / max|x|) to nearest even. Where max|x| < 2^-120 all q are 0.
+// A8: scale = max|x| / 127, q = x * (127 / max|x|) to nearest even. Where max|x| < 2^-120 all q are 0. A16 likewise with
+// 127 * 128 and 2^-112; so scales are normal.
+constexpr float most_of(Act act) { return act == Act::A16 ? 127.f * 128 : 127.f; }
+constexpr float least_of(Act act) { return act == Act::A16 ? 0x1p-112f : 0x1p-120f; }
+VEC_INLINE i32x16 high_of(i32x16 v) { return (v + set1_i32(64)) >> 7; }
+
+static VEC_INLINE void put_int8(const Activation& y, int64_t i, i32x16 a, i32x16 b, float s) {
+  const int32_t first = reduce_add(a), sum = first + reduce_add(b);
+  store_i8(y.q + i * 32, a);
+  store_i8(y.q + i * 32 + 16, b);
+  y.s[i] = s;
+  y.t[i] = s * (float)sum;
+  y.nsum[i] = -sum;
+  y.nhalf[i] = -first;
+}
+
 static ROUND_CALL void put32(const Activation& y, int row, int group, const float* x) {
   f32x16 a = load(x), b = load(x + 16);
-  if (y.act == Act::A8) {
+  if (y.act >= Act::A8) {
     // As integers, magnitudes keep their order and a NaN is the largest, so it reaches the scale.
     float m = __builtin_bit_cast(float, reduce_max(max(as_i32(abs(a)), as_i32(abs(b)))));
     if (!(m < __builtin_inff())) a = b = zero();  // NaN or infinity is in the scale; there is no such integer
-    float s = m / 127.f, inverse = m >= 0x1p-120f ? 127.f / m : 0.f;
-    i32x16 qa = to_i32(a * set1(inverse)), qb = to_i32(b * set1(inverse));
-    int32_t first = reduce_add(qa), sum = first + reduce_add(qb);
-    int64_t i = group * y.stride + row;
-    store_i8(y.q + i * 32, qa);
-    store_i8(y.q + i * 32 + 16, qb);
-    y.s[i] = s;
-    y.t[i] = s * (float)sum;
-    y.nsum[i] = -sum;
-    y.nhalf[i] = -first;
+    const float most = most_of(y.act), s = m / most, inverse = m >= least_of(y.act) ? most / m : 0.f;
+    const i32x16 va = to_i32(a * set1(inverse)), vb = to_i32(b * set1(inverse));
+    const int64_t i = group * y.stride + row * int8_rows(y.act);
+    if (y.act == Act::A8) return put_int8(y, i, va, vb, s);
+    const i32x16 ha = high_of(va), hb = high_of(vb);
+    put_int8(y, i, ha, hb, 128 * s);
+    put_int8(y, i + 1, va - (ha << 7), vb - (hb << 7), s);
   } else if (y.act == Act::BF16) {
     uint16_t* h = y.h + row * y.ld + group * 32;
     store_bf16(h, a);
@@ -43,9 +55,17 @@ template <int S = 1, class F, class Op> VEC_INLINE auto reduce_rows(F f, Op op, 
   }
 }
 
+// Lanes to p[0], p[step] ..
+template <class T, class V> VEC_INLINE void put_lanes(T* p, int step, V v) {
+  alignas(64) T lanes[16];
+  memcpy(lanes, &v, sizeof lanes);
+  for (int r = 0; r < 16; r++) p[r * step] = lanes[r];
+}
+
 // As put32, of sixteen rows from `row` on whose columns are at x: what is found of a row is a lane.
 static ROUND_CALL void put16x32(const Activation& y, int row, int group, const float* x, int64_t ldx) {
-  const int64_t i = group * y.stride + row;
+  const int step = int8_rows(y.act);
+  int64_t i = group * y.stride + row * step;
   if (y.act == Act::BF16) {
     store(y.t + i, reduce_rows(
                        [&](int r) __attribute__((always_inline)) {
@@ -67,22 +87,30 @@ static ROUND_CALL void put16x32(const Activation& y, int row, int group, const f
     return;
   }
   alignas(64) float inverse[16];
-  store(inverse, select(less(m, set1(0x1p-120f)), zero(), set1(127.f) / m));
-  const i32x16 sums = reduce_rows(  // of both halves in 16 bits each
-      [&](int r) __attribute__((always_inline)) {
-        const f32x16 factor = set1(inverse[r]);
-        const i32x16 qa = to_i32(load(x + r * ldx) * factor), qb = to_i32(load(x + r * ldx + 16) * factor);
-        store_i8(y.q + (i + r) * 32, qa);
-        store_i8(y.q + (i + r) * 32 + 16, qb);
-        return qa + (qb << 16);
-      },
-      [](i32x16 a, i32x16 b) __attribute__((always_inline)) { return a + b; });
-  const i32x16 first = sums << 16 >> 16, sum = first + ((sums - first) >> 16);
-  const f32x16 s = m / set1(127.f);
-  store(y.s + i, s);
-  store(y.t + i, s * to_f32(sum));
-  store(y.nsum + i, set1_i32(0) - sum);
-  store(y.nhalf + i, set1_i32(0) - first);
+  const f32x16 most = set1(most_of(y.act));
+  store(inverse, select(less(m, set1(least_of(y.act))), zero(), most / m));
+  f32x16 s = m / most;
+  for (int part = step; part-- > 0; i++) {  // A16: 1 the multiples of 128, 0 the rest
+    const i32x16 sums = reduce_rows(        // of both halves in 16 bits each
+        [&](int r) __attribute__((always_inline)) {
+          const f32x16 factor = set1(inverse[r]);
+          i32x16 qa = to_i32(load(x + r * ldx) * factor), qb = to_i32(load(x + r * ldx + 16) * factor);
+          if (step == 2) {
+            const i32x16 ha = high_of(qa), hb = high_of(qb);
+            qa = part ? ha : qa - (ha << 7), qb = part ? hb : qb - (hb << 7);
+          }
+          store_i8(y.q + (i + r * step) * 32, qa);
+          store_i8(y.q + (i + r * step) * 32 + 16, qb);
+          return qa + (qb << 16);
+        },
+        [](i32x16 a, i32x16 b) __attribute__((always_inline)) { return a + b; });
+    const i32x16 first = sums << 16 >> 16, sum = first + ((sums - first) >> 16);
+    const f32x16 scale = part ? s * set1(128.f) : s;
+    put_lanes(y.s + i, step, scale);
+    put_lanes(y.t + i, step, scale * to_f32(sum));
+    put_lanes(y.nsum + i, step, set1_i32(0) - sum);
+    put_lanes(y.nhalf + i, step, set1_i32(0) - first);
+  }
 }
 
 // As put32, of n rows from `row` on whose columns are at x.

@@ -28,6 +28,7 @@ NUM_BLOCKS = 100
 _LINUX = tuple(map(int, platform.release().split(".")[:2]))
 MODELS = {
     "q4_1": (DATA / "gguf/tiny-llama-q4_1.gguf", "auto"),
+    "without bf16 dots": (DATA / "gguf/tiny-llama-q4_1.gguf", "auto", False),
     "q8_0": (DATA / "gguf/tiny-llama-q8_0.gguf", "auto"),
     "q4_0": (DATA / "gguf/tiny-llama-q4_0.gguf", "bf16"),
     "f16": (DATA / "gguf/tiny-llama-f16_bf16.gguf", "auto"),
@@ -42,9 +43,9 @@ Loaded = tuple[CpuProgram, CpuState]
 
 @cache
 def checkpoint_and_graph(model: str) -> Any:
-    path, activations = MODELS[model]
+    path, activations, *dots = MODELS[model]
     checkpoint = open_checkpoint(path)
-    return checkpoint, build_graph(checkpoint, activations)
+    return checkpoint, build_graph(checkpoint, activations, bf16_dots=not dots)
 
 
 def load(model: str, **options: Any) -> Loaded:

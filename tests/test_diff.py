@@ -21,9 +21,9 @@ LEVELS = _native.isa_levels()
 
 
 def check(checkpoint: Checkpoint, activations: str, isa: str, kv_dtype: str = "auto") -> None:
-    graph = build_graph(checkpoint, activations, kv_dtype)
-    seen: list[Checked] = []
     backend = CpuBackend(isa=isa, num_threads=2, fuse=False, reuse=False)
+    graph = build_graph(checkpoint, activations, kv_dtype, bf16_dots=backend.bf16_dots)
+    seen: list[Checked] = []
     found = diff(graph, checkpoint, backend, report=seen.append)
     assert found is None, str(found)
     assert {c.node.op for c in seen} == {n.op for n in graph.nodes} - {"kv_write"}

@@ -77,10 +77,11 @@ def test_reference_in_float32(case: Case, request: pytest.FixtureRequest) -> Non
         case.check_greedy(i, logits)
 
 
-@pytest.mark.parametrize("activations", ["auto", "bf16"])
-def test_native_with_rounded_activations(case: Case, activations: str) -> None:
+@pytest.mark.parametrize(("activations", "bf16_dots"), [("auto", True), ("auto", False), ("bf16", True)])
+def test_native_with_rounded_activations(case: Case, activations: str, bf16_dots: bool) -> None:
     """Logits near those of the dequantised weights, and the perplexity of the continued prompts within 1 % of theirs."""
-    program, strict = (native(build_graph(case.checkpoint, a), case) for a in (activations, "f32"))
+    graphs = build_graph(case.checkpoint, activations, bf16_dots=bf16_dots), build_graph(case.checkpoint, "f32")
+    program, strict = (native(graph, case) for graph in graphs)
     worst, scores = 0.0, []
     for i in range(3):
         ids = case.whole(i)
@@ -91,7 +92,9 @@ def test_native_with_rounded_activations(case: Case, activations: str) -> None:
         scores.append((negative_logprobs(logits, ids), negative_logprobs(exact, ids)))
     found, expected = (np.exp(np.concatenate(s).mean()) for s in zip(*scores, strict=True))
     loss = found / expected - 1
-    print(f"{case.meta['ftype']}, activations {activations}: logits differ by {worst:.3f}, perplexity by {loss:+.3%}")
+    print(
+        f"{case.meta['ftype']}, activations {activations}, bf16 dots {bf16_dots}: logits differ by {worst:.3f}, perplexity by {loss:+.3%}"
+    )
     assert abs(loss) < 0.01
 
 
@@ -108,9 +111,10 @@ def negative_logprobs(logits: NDArray[np.float32], ids: NDArray[np.int32]) -> ND
 def test_operations_of_every_format(tmp_path: Path, isa: str, activations: str) -> None:
     """Each node of a model in which every GGUF format makes some matrix, on the native kernels and the reference."""
     checkpoint = open_checkpoint(write_mixed(tmp_path / "mixed.gguf", MIXED))
-    graph = build_graph(checkpoint, activations)
+    backend = CpuBackend(isa=isa, num_threads=1, fuse=False, reuse=False)
+    graph = build_graph(checkpoint, activations, bf16_dots=backend.bf16_dots)
     assert {part.format for value in graph.weights() for part in value.parts} >= {PACKED[source] for source in MIXED}
-    wrong = diff(graph, checkpoint, CpuBackend(isa=isa, num_threads=1, fuse=False, reuse=False))
+    wrong = diff(graph, checkpoint, backend)
     assert wrong is None, str(wrong)
 
 
@@ -126,7 +130,8 @@ def test_operations_of_every_format(tmp_path: Path, isa: str, activations: str) 
 )
 def test_operations_of_formats_of_other_checkpoints(fixtures: Path, name: str, packed: str, isa: str) -> None:
     checkpoint = open_checkpoint(fixtures / "quant" / name)
-    graph = build_graph(checkpoint)
+    backend = CpuBackend(isa=isa, num_threads=1, fuse=False, reuse=False)
+    graph = build_graph(checkpoint, bf16_dots=backend.bf16_dots)
     assert packed in {part.format for value in graph.weights() for part in value.parts}
-    wrong = diff(graph, checkpoint, CpuBackend(isa=isa, num_threads=1, fuse=False, reuse=False))
+    wrong = diff(graph, checkpoint, backend)
     assert wrong is None, str(wrong)

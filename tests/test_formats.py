@@ -195,6 +195,9 @@ def test_every_source_has_one_packed_format() -> None:
 def test_rounding_of_inputs() -> None:
     assert [formats.act_of(p, "auto") for p in ("f32", "f16", "bf16", "f8")] == ["f32", "f32", "bf16", "bf16"]
     assert {formats.act_of(p, "auto") for p in formats.LAYOUTS if p != "f8"} == {"a8"}
+    attend = {dots: {p: formats.act_of(p, "auto", True, dots) for p in formats.LAYOUTS} for dots in (True, False)}
+    assert set(attend[True].values()) == {"bf16"} and set(attend[False].values()) == {"bf16", "a16"}
+    assert {p for p, act in attend[False].items() if act == "bf16"} == {"f8", "w8", "w8z64", "w4n", "w4x"}
     assert [formats.act_of(p, "bf16") for p in ("f32", "f16", "bf16", "w8")] == ["f32", "f32", "bf16", "bf16"]
     assert {formats.act_of(p, "f32") for p in ("f32", "f16", "bf16", *formats.LAYOUTS)} == {"f32"}
 

@@ -82,8 +82,8 @@ def chain(
     return verify(b.graph)
 
 
-def act(packed: str) -> DType:
-    return {"f32": DType.F32, "bf16": DType.BF16}.get(packed, DType.A8)
+def act(packed: str, attends: bool) -> DType:
+    return {"f32": DType.F32, "bf16": DType.BF16}.get(packed, DType.A16 if attends else DType.A8)
 
 
 def rounded(default: str = "w4", **formats: str) -> Graph:
@@ -198,10 +198,10 @@ def test_rounding_is_shared_and_done_once() -> None:
     assert count(round_inputs(once, act)) == count(once)
 
 
-def test_what_attention_reads_is_made_from_bf16() -> None:
+def test_what_attention_reads_is_made_from_more_than_int8() -> None:
     made = {n.outs[0].name: n.ins[0].dtype for n in rounded().nodes if n.op == "linear"}
     qkv = {v.root.name for n in rounded().nodes if n.op in ("rope", "kv_write") for v in n.ins} & set(made)
-    assert qkv and all((name in qkv) == (dtype is DType.BF16) for name, dtype in made.items())
+    assert qkv and all((name in qkv) == (dtype is DType.A16) for name, dtype in made.items())
 
 
 # ---- fusion
@@ -259,6 +259,7 @@ def test_golden_counts(data: Path, activations: str) -> None:
         (1024, DType.BF16, 1, 2112 + 128),  # 1056 columns, 32 sums
         (4099, DType.BF16, 2, 16640 + 1088),  # 4160 columns, 130 sums a row
         (31, DType.A8, 1, 64 + 4 * 64),
+        (31, DType.A16, 3, 384 + 4 * 64),  # 6 rows of 64, 12 floats
         (576, DType.A8, 31, 31 * 576 + 4 * 2240),  # 18 groups of 31 floats: 2232 bytes
     ],
 )

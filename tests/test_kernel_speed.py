@@ -30,10 +30,10 @@ def speeds() -> Speeds:
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: f"{kernel.format}-{kernel.act}")
 def test_share_of_peak(speeds: Speeds, kernel: Kernel) -> None:
-    usual = json.loads(USUAL.read_text()).get(speeds.isa)
+    usual = json.loads(USUAL.read_text()).get(speeds.isa, {}).get(_name(kernel))
     if usual is None:
-        pytest.skip(f"no usual speeds of {speeds.isa} are known")
-    for rows, share in zip(ROWS, usual[_name(kernel)], strict=True):
+        pytest.skip(f"no usual speeds of {_name(kernel)} at level {speeds.isa} are known")
+    for rows, share in zip(ROWS, usual, strict=True):
         found: list[float] = []
         while max(found, default=0) < share / 2 and len(found) < TRIES:
             time.sleep(0.1 * bool(found))

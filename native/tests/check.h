@@ -87,16 +87,16 @@ class OwnActivation {
  public:
   OwnActivation(Act act, int rows, int k)
       : k_pad_((k + 63) / 64 * 64),
-        groups_((size_t)rows * k_pad_ / 32),
+        groups_((size_t)rows * int8_rows(act) * k_pad_ / 32),
         ld_((size_t)act_ld(act, (int)k_pad_)),
         f_(act == Act::F32 ? rows * ld_ : 0),
         h_(act == Act::BF16 ? rows * ld_ : 0),
-        q_(act == Act::A8 ? groups_ * 32 : 0),
-        s_(act == Act::A8 ? groups_ : 0),
+        q_(act >= Act::A8 ? groups_ * 32 : 0),
+        s_(act >= Act::A8 ? groups_ : 0),
         t_(act == Act::F32 ? 0 : groups_),
-        nsum_(act == Act::A8 ? groups_ : 0),
-        nhalf_(act == Act::A8 ? groups_ : 0),
-        view{act,       rows,      k,         (int)k_pad_, (int64_t)ld_, rows,         f_.data(),
+        nsum_(act >= Act::A8 ? groups_ : 0),
+        nhalf_(act >= Act::A8 ? groups_ : 0),
+        view{act,       rows,      k,         (int)k_pad_, (int64_t)ld_, rows * int8_rows(act), f_.data(),
              h_.data(), q_.data(), s_.data(), t_.data(),   nsum_.data(), nhalf_.data()} {}
   bool intact() const {
     return f_.intact() && h_.intact() && q_.intact() && s_.intact() && t_.intact() && nsum_.intact() && nhalf_.intact();
@@ -109,12 +109,16 @@ class OwnActivation {
       memcpy(&f, &bits, 4);
       return f;
     }
-    const size_t i = (size_t)(col / 32) * view.rows + row;
-    return (double)view.s[i] * view.q[i * 32 + col % 32];
+    double sum = 0;
+    for (int part = 0, n = int8_rows(view.act); part < n; part++) {
+      const int64_t i = col / 32 * view.stride + row * n + part;
+      sum += (double)view.s[i] * view.q[i * 32 + col % 32];
+    }
+    return sum;
   }
   bool same_bits(const OwnActivation& o) const {
     const size_t n = groups_ * 4;
-    if (view.act == Act::A8)
+    if (view.act >= Act::A8)
       return !memcmp(view.q, o.view.q, groups_ * 32) && !memcmp(view.s, o.view.s, n) && !memcmp(view.t, o.view.t, n) &&
              !memcmp(view.nsum, o.view.nsum, n) && !memcmp(view.nhalf, o.view.nhalf, n);
     for (int r = 0; r < view.rows; r++) {
@@ -137,7 +141,10 @@ class OwnActivation {
   Activation view;
 };
 
-inline const char* name_of(Act a) { return a == Act::F32 ? "f32" : a == Act::BF16 ? "bf16" : "a8"; }
+inline const char* name_of(Act a) {
+  constexpr const char* kNames[kActs] = {"f32", "bf16", "a8", "a16"};
+  return kNames[(int)a];
+}
 inline const char* name_of(Format f) { return info_of(f).name; }
 
 // --quick: what is long is left out, for emulators and sanitizers, which take twenty times as long. --brief: every kernel

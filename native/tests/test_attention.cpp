@@ -249,7 +249,7 @@ void test_sequence(const Kernels& kernels, KvType type, Features f, int context,
   same(merged, merged.data(), "partials");
 
   if (group * dim % 32) return;
-  for (Act act : {Act::A8, Act::BF16, Act::F32}) {
+  for (Act act : {Act::A8, Act::A16, Act::BF16, Act::F32}) {
     OwnActivation direct(act, rows, int(row_floats)), from_parts(act, rows, int(row_floats)),
         rounded(act, rows, int(row_floats));
     kernels.attention[int(type)](s.args(first, nullptr, &direct.view), item);

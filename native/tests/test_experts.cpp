@@ -158,7 +158,7 @@ void test_some_rows(const Kernels& k) {
   Guarded<float> x(size_t(all * cols));
   for (size_t i = 0; i < x.size(); i++) x[i] = random.normal();
   for (Format format : {Format::F32, Format::BF16, Format::W8})
-    for (Act act : {Act::F32, Act::BF16, Act::A8}) {
+    for (Act act : {Act::F32, Act::BF16, Act::A8, Act::A16}) {
       Guarded<uint8_t> packed(packed_bytes(format, out_cols, cols));
       packed.zero();
       const size_t row_bytes = source_row_bytes(format, cols);

@@ -232,7 +232,7 @@ struct Case {
         const double *w = &source.value[(size_t)c * k], *m = &source.magnitude[(size_t)c * k];
         for (int i = 0; i < k; i++) sum += row[i] * w[i], norm_w += m[i] * m[i];
         const double bound =
-            (4 * 0x1p-24 * std::sqrt(k) + (act == Act::A8 ? 1e-6 : 0)) * std::sqrt(norm_a * norm_w) + 1e-37;
+            (4 * 0x1p-24 * std::sqrt(k) + (act >= Act::A8 ? 1e-6 : 0)) * std::sqrt(norm_a * norm_w) + 1e-37;
         const double error = std::fabs(y[(size_t)r * ld + c] - sum) / bound;
         expect(error <= 1, "%s: row %d column %d is %g, not %g", what().c_str(), r, c, y[(size_t)r * ld + c], sum);
         worst = error > worst ? error : worst;
@@ -299,7 +299,7 @@ struct Case {
     gemm()(store_args(w, a.view, gate_y.data(), n), 0, tasks);
     gemm()(store_args(up.w, a.view, up_y.data(), n), 0, tasks);
     kernels.act_mul[int(ActKind::Silu)](gate_y.data(), n, up_y.data(), n, product.data(), n, n, 0, rows);
-    for (Act out : {Act::F32, Act::BF16, Act::A8}) {
+    for (Act out : {Act::F32, Act::BF16, Act::A8, Act::A16}) {
       GemmArgs f = {&w, &up.w, &a.view, nullptr, Epilogue::ActMulRound, nullptr, 0, nullptr, 0, nullptr, ActKind::Silu};
       act_round(f, product, out);
     }
@@ -387,20 +387,26 @@ void test_round(const Kernels& kernels, Act act) {
         for (int c0 = 0; c0 < y.view.k_pad; c0 += 32) {
           float group[32] = {};
           for (int c = c0; c < c0 + 32 && c < k; c++) group[c - c0] = x[(size_t)r * k + c];
-          const float m = scale_of(group, 32), inverse = m > 0 ? 127.f / m : 0.f;
-          int sum = 0, first = 0;  // of the first 16
+          const float most = act == Act::A16 ? 127 * 128 : 127;
+          const float m = scale_of(group, 32), inverse = m > 0 ? most / m : 0.f;
+          int sums[2] = {}, firsts[2] = {};  // of the first 16; the second is of what A16 leaves to its second row
           for (int i = 0; i < 32; i++) {
             const int q = (int)std::nearbyint(group[i] * inverse);
-            sum += q, first += i < 16 ? q : 0;
+            const int high = act == Act::A16 ? (int)std::floor((q + 64) / 128.0) : q, low = q - 128 * high;
+            sums[0] += high, firsts[0] += i < 16 ? high : 0;
+            sums[1] += low, firsts[1] += i < 16 ? low : 0;
             const uint32_t bits = (uint32_t)bf16(group[i]) << 16;
             float rounded;
             memcpy(&rounded, &bits, 4);
-            const double expected = act == Act::F32 ? group[i] : act == Act::BF16 ? rounded : (double)(m / 127.f) * q;
+            const double expected = act == Act::F32 ? group[i] : act == Act::BF16 ? rounded : (double)(m / most) * q;
             right &= y.at(r, c0 + i) == expected;
           }
-          const size_t i = (size_t)(c0 / 32) * rows + r;
-          if (act == Act::A8)
-            right &= y.view.nhalf[i] == -first && y.view.nsum[i] == -sum && y.view.t[i] == m / 127.f * (float)sum;
+          for (int part = 0, n = int8_rows(act); part < n && act >= Act::A8; part++) {
+            const int64_t i = c0 / 32 * y.view.stride + r * n + part;
+            const float s = m / most * (act == Act::A16 && part == 0 ? 128 : 1);
+            right &= y.view.nhalf[i] == -firsts[part] && y.view.nsum[i] == -sums[part] &&
+                     y.view.t[i] == s * (float)sums[part];
+          }
         }
       expect(right, "%s round %s k %d rows %d: wrong values", kernels.name, name_of(act), k, rows);
     }
@@ -450,7 +456,7 @@ void test_f8_nan(const Kernels& kernels) {
             k % 4] = code;
   };
   put(5, 3, 0x7f), put(20, 64, 0xff), put(47, 127, 0x7f);
-  for (Act act : {Act::F32, Act::BF16, Act::A8})
+  for (Act act : {Act::F32, Act::BF16, Act::A8, Act::A16})
     for (int rows : {1, 6}) {
       const std::vector<float> x = random_rows(rows, kDepth, random);
       OwnActivation a(act, rows, kDepth);

@@ -187,7 +187,7 @@ class Changes {
     for (size_t i = 0; i < spec.values.size(); i++) {
       const auto at = [i](ProgramSpec& s) -> ValueSpec& { return s.values[i]; };
       const ValueSpec& v = spec.values[i];
-      each<Act>({Act::F32, Act::BF16, Act::A8}, [at](ProgramSpec& s) -> Act& { return at(s).act; });
+      each<Act>({Act::F32, Act::BF16, Act::A8, Act::A16}, [at](ProgramSpec& s) -> Act& { return at(s).act; });
       number(v.cols, [at](ProgramSpec& s) -> int& { return at(s).cols; });
       number(v.times, [at](ProgramSpec& s) -> int& { return at(s).times; });
       flip([at](ProgramSpec& s) -> bool& { return at(s).logit_rows; });

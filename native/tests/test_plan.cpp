@@ -20,6 +20,7 @@ class Decoder : public check::Builder {
     spec.ropes.push_back({{1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003}, 1});
     const int table = matrix(kVocab, kHidden);
     const Operand x = value("x", Act::F32, kHidden), h = value("h", Act::A8, kHidden);
+    const Operand h16 = value("h16", Act::A16, kHidden);
     const Operand qkv = value("qkv", Act::F32, (kHeads + 2 * kKvHeads) * kHeadDim);
     const Operand q = value("q", Act::F32, kHeads * kHeadDim), a = value("a", Act::A8, kHeads * kHeadDim);
     const Operand m = value("m", Act::A8, kInter);
@@ -27,8 +28,8 @@ class Decoder : public check::Builder {
     embed.weights = {table};
     embed.out = x;
     for (int layer = 0; layer < kLayers; layer++) {
-      norm(x, h, layer);
-      linear(Op::Linear, h, {matrix(q.cols, kHidden), matrix((qkv.cols - q.cols), kHidden)}, qkv, layer);
+      norm(x, h16, layer);
+      linear(Op::Linear, h16, {matrix(q.cols, kHidden), matrix((qkv.cols - q.cols), kHidden)}, qkv, layer);
       Node& rope = add(Op::RopeKvWrite, {qkv.value, 0, q.cols}, q, layer);
       rope.b = {qkv.value, q.cols, kKvHeads * kHeadDim};
       rope.c = {qkv.value, q.cols + rope.b.cols, rope.b.cols};

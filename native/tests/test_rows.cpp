@@ -67,7 +67,7 @@ void test_norm(const Kernels& k, bool centred, int cols, int heads, int vectors,
   k.norm(same, in_place.data(), ldx, 1, kRows);
   for (int r = 1; r < kRows; r++) CHECK(same_bits(&in_place[r * ldx], &y[r * ldy], size_t(width)));
   if (heads > 1) return;
-  for (Act act : {Act::A8, Act::BF16, Act::F32}) {
+  for (Act act : {Act::A8, Act::A16, Act::BF16, Act::F32}) {
     OwnActivation rounded(act, kRows, cols), expected(act, kRows, cols);
     const int groups = rounded.view.k_pad / 32, part = groups / 2;
     k.norm_round(a, rounded.view, 0, kRows, part, groups);
@@ -94,7 +94,7 @@ void test_norms(const Kernels& k) {
 void test_round(const Kernels& k) {
   Random random(6);
   constexpr int kMany = 37;
-  for (Act act : {Act::A8, Act::BF16, Act::F32})
+  for (Act act : {Act::A8, Act::A16, Act::BF16, Act::F32})
     for (int cols : {32, 100, 192}) {
       const int64_t ldx = cols + 3;
       Guarded<float> x(kMany * ldx);
@@ -106,9 +106,10 @@ void test_round(const Kernels& k) {
       k.round(x.data(), ldx, whole.view, 0, kMany, 0, groups);
       for (int r = 0; r < kMany; r++) k.round(x.data(), ldx, single.view, r, r + 1, 0, groups);
       bool good = whole.intact() && whole.same_bits(single);
-      for (int r = 0; r < kMany && act == Act::A8; r++)
+      const int int8 = kMany * int8_rows(act);
+      for (int r = 0; r < int8 && act >= Act::A8; r++)
         for (int g = 0; g < groups; g++) {
-          const size_t i = size_t(g) * kMany + size_t(r);
+          const size_t i = size_t(g) * size_t(int8) + size_t(r);
           int first = 0, sum = 0;
           for (size_t c = 0; c < 32; c++)
             sum += whole.view.q[i * 32 + c], first += c < 16 ? whole.view.q[i * 32 + c] : 0;

@@ -33,7 +33,7 @@ KV_TILE = 128
 KV_SPLIT = 512
 """Tokens per split of attention, at absolute positions; a multiple of KV_TILE."""
 
-NUMERICS_VERSION = 3
+NUMERICS_VERSION = 4
 """Raised whenever a change alters the bits of results of the CPU backend (tests/golden/bits.json holds their digest)."""
 
 SMALL_T = 64
@@ -202,6 +202,7 @@ class Backend(Protocol):
     name: str
     fusions: frozenset[str]  # fused ops it can run
     num_threads: int
+    bf16_dots: bool  # it has instructions for products of bf16 (`weights.spec.act_of`)
 
     def fingerprint(self) -> str:
         """Equal where the results have equal bits, graph and weights being equal: build, machine, kernels."""

@@ -93,6 +93,7 @@ class CpuBackend:
         if isa != "auto" and isa not in levels:
             raise ValueError(f"isa {isa!r} cannot run here; this machine has: {', '.join(levels)}")
         self.isa = levels[-1] if isa == "auto" else isa
+        self.bf16_dots = self.isa in ("avx512", "amx")
         self.num_threads = num_threads or threads.default_threads()
         self._pool = _native.Pool(self.num_threads, threads.pinning(self.num_threads))
         self._fuse = fuse
@@ -209,10 +210,10 @@ class CpuProgram:
         return spans
 
     def read(self, value: Value) -> NDArray[Any]:
-        """[rows, cols] of a root value after a run: float32, A8 decoded to float64. Valid where nothing overlaid it."""
+        """[rows, cols] of a root value after a run: float32, A8 and A16 decoded to float64. Valid where nothing overlaid it."""
         out = np.empty((self._program.value_rows(self._lowered.values[value]), value.cols), np.float64)
         self._program.read(self._lowered.values[value], out)
-        return out if value.dtype is DType.A8 else out.astype(np.float32)
+        return out if value.dtype in (DType.A8, DType.A16) else out.astype(np.float32)
 
     def _run(self, batch: StepBatch, timed: bool) -> tuple[StepResult, list[tuple[int, float, float]]]:
         if self._arrays is None or self._batch is not batch:

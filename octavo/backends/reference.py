@@ -412,6 +412,7 @@ class ReferenceBackend:
     name = "reference"
     fusions = FUSED  # by their expansions
     num_threads = 1
+    bf16_dots = True
 
     def __init__(self, reuse: bool = True) -> None:
         self._reuse = reuse

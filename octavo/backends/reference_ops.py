@@ -1,7 +1,7 @@
 """The meaning of every base operation, in numpy: float32 values, sums in float64.
 
 n rows, K input and N output features, D head size. Arrays are float32 [rows, cols] unless said; nothing is mutated.
-Rounded values are kept decoded: BF16 as float32, A8 as float64, where int8 x float32 scale is exact.
+Rounded values are kept decoded: BF16 as float32, A8 and A16 as float64, where integer x float32 scale is exact.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from octavo.weights.formats import bf16_to_f32, f32_to_bf16
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-Array = NDArray[Any]  # float32, or float64 for decoded A8
+Array = NDArray[Any]  # float32, or float64 for decoded A8 and A16
 
 LOG2_E = np.float64(1.4426950408889634)
 A8_GROUP = 32
@@ -34,21 +34,21 @@ def round_bf16(x: F32) -> F32:
     return bf16_to_f32(f32_to_bf16(x))
 
 
-def quantise_a8(x: F32) -> tuple[NDArray[np.int8], F32]:
+def quantise(x: F32, most: int = 127, least: float = 2.0**-120) -> tuple[NDArray[np.int16], F32]:
     """q int8 [n, groups, 32] and scale float32 [n, groups] of x[n, K], zero padded to groups of 32.
 
-    In float32 as the kernels: scale = max|x| / 127, q = rint(x * (127 / max|x|)), ties to even. Where max|x| is under
-    2^-120 all q are 0; a group with a NaN or infinity has scale NaN.
+    In float32 as the kernels: scale = max|x| / most, q = rint(x * (most / max|x|)), ties to even. Where max|x| is under
+    `least` all q are 0; a group with a NaN or infinity has scale NaN. The defaults are A8's.
     """
     n, cols = x.shape
     groups = -(-cols // A8_GROUP)
     padded = np.pad(x, ((0, 0), (0, groups * A8_GROUP - cols))).reshape(n, groups, A8_GROUP)
-    most = np.abs(padded).max(axis=2)
-    finite = np.isfinite(most)
-    scale = np.where(finite, most / np.float32(127), np.float32(np.nan))
-    inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=finite & (most >= 2.0**-120))
+    largest = np.abs(padded).max(axis=2)
+    finite = np.isfinite(largest)
+    scale = np.where(finite, largest / np.float32(most), np.float32(np.nan))
+    inverse = np.divide(np.float32(most), largest, out=np.zeros_like(largest), where=finite & (largest >= least))
     q = np.rint(np.where(finite[..., None], padded, np.float32(0)) * inverse[..., None])
-    return q.astype(np.int8), scale
+    return q.astype(np.int16), scale
 
 
 def round_to(x: F32, dtype: DType) -> Array:
@@ -57,7 +57,7 @@ def round_to(x: F32, dtype: DType) -> Array:
         return x
     if dtype is DType.BF16:
         return round_bf16(x)
-    q, scale = quantise_a8(x)
+    q, scale = quantise(x) if dtype is DType.A8 else quantise(x, 127 * 128, 2.0**-112)
     values: F64 = q.astype(np.float64) * scale[..., None].astype(np.float64)
     decoded: Array = values.reshape(len(x), q.shape[1] * A8_GROUP)[:, : x.shape[1]]
     return decoded

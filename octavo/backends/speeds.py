@@ -10,6 +10,7 @@ from octavo import _native
 from octavo.backends import threads
 from octavo.backends.ceilings import READ_BYTES
 from octavo.weights.formats import LAYOUTS
+from octavo.weights.spec import MULTIPLY_A16
 
 WIDTH = 2048
 """Rows and columns of a weight: the hidden size of the 1B shape. Many of them are as large as a model."""
@@ -32,11 +33,12 @@ class Speed(NamedTuple):
     share: float  # of the ceiling
 
 
+_ACTS = {"f8": ("bf16",)} | dict.fromkeys(MULTIPLY_A16, ("a8", "a16", "bf16"))
 KERNELS = [
     Kernel("f32", "f32"),
     Kernel("f16", "f32"),
     Kernel("bf16", "bf16"),
-    *(Kernel(f, act) for f in LAYOUTS for act in ("a8", "bf16") if (f, act) != ("f8", "a8")),
+    *(Kernel(f, act) for f in LAYOUTS for act in ("a8", "a16", "bf16") if act in _ACTS.get(f, ("a8", "bf16"))),
 ]
 """With the activations that their linears may take (docs/FORMATS.md); float32 ones go through the kernel of f32."""
 

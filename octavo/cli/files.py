@@ -13,7 +13,7 @@ from octavo.cli.options import with_config
 from octavo.config import EngineConfig
 
 
-@with_config(EngineConfig, only=("activations", "kv_dtype", "max_num_seqs", "fuse", "reuse"))
+@with_config(EngineConfig, only=("isa", "activations", "kv_dtype", "max_num_seqs", "fuse", "reuse"))
 def show(
     config: EngineConfig,
     all_layers: Annotated[bool, typer.Option("--all", help="Print every layer, also where layers are alike.")] = False,
@@ -23,6 +23,7 @@ def show(
 
     Example: octavo show demo
     """
+    from octavo.backends.cpu import CpuBackend
     from octavo.graph.fuse import fuse
     from octavo.graph.plan import plan
     from octavo.graph.show import render
@@ -33,7 +34,8 @@ def show(
 
     config, _ = resolve(config)
     checkpoint = open_checkpoint(Path(config.model))
-    graph = build_graph(checkpoint, config.activations, config.kv_dtype, config.max_model_len)
+    dots = CpuBackend(isa=config.isa, num_threads=1).bf16_dots
+    graph = build_graph(checkpoint, config.activations, config.kv_dtype, config.max_model_len, dots)
     if config.fuse:
         graph = verify(fuse(graph, FUSED))
     rows = min(tokens, config.max_num_seqs)
@@ -54,8 +56,8 @@ def diff(config: EngineConfig) -> None:
 
     config, name = resolve(config)
     checkpoint = open_checkpoint(Path(config.model))
-    graph = build_graph(checkpoint, config.activations, config.kv_dtype, config.max_model_len)
     backend = CpuBackend(isa=config.isa, num_threads=config.num_threads, fuse=False, reuse=False)
+    graph = build_graph(checkpoint, config.activations, config.kv_dtype, config.max_model_len, backend.bf16_dots)
     worst: dict[str, tuple[int, float]] = {}
 
     def note(checked: Checked) -> None:

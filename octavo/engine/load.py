@@ -111,10 +111,14 @@ def load(config: EngineConfig, report: Report | None = None) -> Loaded:
         checkpoint = open_checkpoint(Path(config.model))
         digest = WeightsDigest(checkpoint, identity(config.quantize))  # of the files that are packed below
     with phase("graph"):
-        graph = build_graph(checkpoint, config.activations, config.kv_dtype, config.max_model_len)
+        build = partial(
+            build_graph, activations=config.activations, kv_dtype=config.kv_dtype, max_model_len=config.max_model_len,
+            bf16_dots=backend.bf16_dots,
+        )  # fmt: skip
+        graph = build(checkpoint)
         if config.quantize != "none":
             checkpoint = quantised(checkpoint, graph, config.quantize)
-            graph = build_graph(checkpoint, config.activations, config.kv_dtype, config.max_model_len)
+            graph = build(checkpoint)
         notices, max_model_len = _max_model_len(config, checkpoint, graph)
         abilities = _abilities(graph, checkpoint)
         # An encoder reads a text in one step, and pools any of its states.

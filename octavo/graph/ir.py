@@ -42,6 +42,7 @@ class Kind(enum.Enum):
 
 class DType(enum.Enum):
     """Element type of a value. A8: int8 in groups of 32 columns, each with its own float32 scale (KERNELS 2.3).
+    A16: integers of up to 127 * 128 in such groups, which kernels keep as two of int8.
 
     I8, of KV caches alone: int8 with one float32 scale per token and head, for keys and values apart.
     """
@@ -49,6 +50,7 @@ class DType(enum.Enum):
     F32 = "f32"
     BF16 = "bf16"
     A8 = "a8"
+    A16 = "a16"
     I8 = "i8"
     I32 = "i32"
 

@@ -50,7 +50,7 @@ class LayerNorm(Attrs, frozen=True):
 
 
 class Round(Attrs, frozen=True):
-    """(x f32[n,K]) -> y[n,K] of its out's dtype (A8 or BF16): the rounding of a linear's input.
+    """(x f32[n,K]) -> y[n,K] of its out's dtype (A8, A16 or BF16): the rounding of a linear's input.
 
     An op of its own because the rounded value takes memory and is shared by the linears that read it.
     """
@@ -61,8 +61,8 @@ class Round(Attrs, frozen=True):
 class Linear(Attrs, frozen=True):
     """(x[n,K], weight[N,K]) or (x, weight, bias[1,N]) -> y f32[n,N]: x @ weight.T + bias.
 
-    x's dtype says how the product is computed: F32 (float32 FMA), BF16 (bf16 products), A8 (int8 groups of 32).
-    The weight keeps its exact value whatever x is rounded to. Reduced over K in one order whatever n (P1).
+    x's dtype says how the product is computed: F32 (float32 FMA), BF16 (bf16 products), A8 and A16 (integers
+    in groups of 32). The weight keeps its exact value whatever x is rounded to. Reduced over K in one order whatever n (P1).
     """
 
     op = "linear"

@@ -40,7 +40,8 @@ def value_bytes(value: Value, sizes: dict[str, int]) -> int:
 
     F32: [rows][cols]. BF16: [rows][ld], ld = columns padded to 64, and 32 more at multiples of 1024 (L1 sets), then
     a row of 4 bytes per group of 32 columns.
-    A8: int8 columns padded to 64, then the four rows of 4 bytes per group of 32 columns, each part aligned.
+    A8: int8 columns padded to 64, then the four rows of 4 bytes per group of 32 columns, each part aligned. A16: twice as
+    many rows.
     """
     rows = value.rows.at(sizes)
     padded = align(value.cols)  # columns, to 64
@@ -49,7 +50,8 @@ def value_bytes(value: Value, sizes: dict[str, int]) -> int:
             return align(rows * value.cols * 4)
         case DType.BF16:
             return align(rows * (padded + 32 * (padded % 1024 == 0)) * 2) + align(rows * padded // 32 * 4)
-        case DType.A8:
+        case DType.A8 | DType.A16:
+            rows *= 2 if value.dtype is DType.A16 else 1
             return align(rows * padded) + 4 * align(rows * padded // 32 * 4)
         case DType.I8:
             raise GraphError(f"%{value.name}: {value.dtype.value} is a type of the KV cache alone")

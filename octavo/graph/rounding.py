@@ -8,20 +8,22 @@ from dataclasses import replace
 from octavo.graph import ops
 from octavo.graph.ir import DType, Graph, Kind, Node, Value
 
-_PRECISION = (DType.A8, DType.BF16, DType.F32)
+_PRECISION = (DType.A8, DType.A16, DType.BF16, DType.F32)
 _PRODUCTS = (ops.Linear, ops.ExpertLinear, ops.HeadLinear)
 _OF_ATTENTION = (ops.Rope, ops.KvWrite, ops.Attention)
 _BETWEEN = (ops.RmsNorm, ops.LayerNorm, ops.Scale, ops.Clamp, ops.Concat)
 """What may stand between a linear and them."""
 
 
-def round_inputs(graph: Graph, act_of: Callable[[str], DType]) -> Graph:
+ActOf = Callable[[str, bool], DType]
+"""(packed format, whether queries, keys or values are made) -> how inputs are rounded: `weights.spec.act_of`"""
+
+
+def round_inputs(graph: Graph, act_of: ActOf) -> Graph:
     """A copy of `graph` with a Round node in front of linears whose weight format asks for one.
 
-    `act_of(format)` is F32 (no rounding), BF16 or A8. A weight of several parts takes the most precise of its parts.
-    Linears that make queries, keys and values take BF16 where the format would take A8: int8 there causes over a
-    third of all loss by rounding, in a sixth of the work (docs/DECISIONS.md). Scores of experts are made of the
-    unrounded states: they are little work, and another choice of expert is a large error.
+    A weight of several parts takes the most precise of its parts. Scores of experts are made of the unrounded states:
+    they are little work, and another choice of expert is a large error.
     Linears that read the same value in the same rounding share one Round; what is dispatched is rounded before.
     """
     pass_ = _Rounding(graph, act_of)
@@ -31,7 +33,7 @@ def round_inputs(graph: Graph, act_of: Callable[[str], DType]) -> Graph:
 
 
 class _Rounding:
-    def __init__(self, graph: Graph, act_of: Callable[[str], DType]) -> None:
+    def __init__(self, graph: Graph, act_of: ActOf) -> None:
         self.nodes: list[Node] = []
         self._act_of = act_of
         self._rounded: dict[tuple[int, int, int, DType], Value] = {}
@@ -66,9 +68,8 @@ class _Rounding:
         if not isinstance(node.attrs, _PRODUCTS) or node.outs[0] in self._scores:
             return DType.F32
         weight = next(v for v in node.ins if v.kind is Kind.WEIGHT)
-        act = max((self._act_of(part.format) for part in weight.parts), key=_PRECISION.index)
         attends = node.outs[0] in self._attended or isinstance(node.attrs, ops.HeadLinear)
-        return DType.BF16 if act is DType.A8 and attends else act
+        return max((self._act_of(part.format, attends) for part in weight.parts), key=_PRECISION.index)
 
     def _round(self, x: Value, act: DType, layer: int) -> Value:
         if x.dtype is not DType.F32 or act is DType.F32:

@@ -14,8 +14,8 @@ _SORTED = (
 )  # fmt: skip
 """Operations whose inputs the builder sorts as the columns of the weight are."""
 
-FLOATS = (DType.F32, DType.BF16, DType.A8)
-ROUNDED = (DType.BF16, DType.A8)
+ROUNDED = (DType.BF16, DType.A8, DType.A16)
+FLOATS = (DType.F32, *ROUNDED)
 
 
 class GraphError(ValueError):
@@ -163,12 +163,12 @@ def _any_norm(graph: Graph, node: Node, a: ops.RmsNorm | ops.LayerNorm) -> str |
 
 def _norm_round(graph: Graph, node: Node, a: ops.NormRound) -> str | None:
     return _first([*_norm(node, a.norm), (a.norm.head_dim is None, "rounds whole rows"),
-                   (node.outs[0].dtype in ROUNDED, "rounds to bf16 or a8")])  # fmt: skip
+                   (node.outs[0].dtype in ROUNDED, "rounds to bf16, a8 or a16")])  # fmt: skip
 
 
 def _round(graph: Graph, node: Node, _: Any) -> str | None:
     (x,), (y,) = node.ins, node.outs
-    return _first([(_same(x, y), "shapes disagree"), _f32(x), (y.dtype in ROUNDED, "rounds to bf16 or a8")])
+    return _first([(_same(x, y), "shapes disagree"), _f32(x), (y.dtype in ROUNDED, "rounds to bf16, a8 or a16")])
 
 
 def _product(node: Node, w: Value, cols: int, bias: list[Value]) -> list[tuple[bool, str]]:
@@ -194,7 +194,7 @@ def _linear_act_round(graph: Graph, node: Node, a: ops.LinearActRound) -> str | 
     (_x, w, *bias), (y,) = node.ins, node.outs
     whole = len(w.parts) == 1 and y.cols % 32 == 0
     return _first([*_product(node, w, y.cols, bias), (whole, "the weight is not one tensor of 32s"),
-                   (a.act in ops.ACTS, "unknown activation"), (y.dtype in ROUNDED, "rounds to bf16 or a8")])  # fmt: skip
+                   (a.act in ops.ACTS, "unknown activation"), (y.dtype in ROUNDED, "rounds to bf16, a8 or a16")])  # fmt: skip
 
 
 def _linear_act_mul_round(graph: Graph, node: Node, a: ops.LinearActMulRound) -> str | None:
@@ -202,7 +202,7 @@ def _linear_act_mul_round(graph: Graph, node: Node, a: ops.LinearActMulRound) ->
     halves = len(w.parts) == 2 and w.parts[0].rows == w.parts[1].rows == y.cols and y.cols % 32 == 0
     return _first([*_product(node, w, 2 * y.cols, bias), (halves, "the weight has not two equal halves of 32s"),
                    (a.act in ops.GATED_ACTS, "unknown activation"),
-                   (y.dtype in ROUNDED, "rounds to bf16 or a8")])  # fmt: skip
+                   (y.dtype in ROUNDED, "rounds to bf16, a8 or a16")])  # fmt: skip
 
 
 def _rope(graph: Graph, node: Node, a: ops.Rope) -> str | None:
@@ -260,7 +260,7 @@ def _attention_round(graph: Graph, node: Node, a: ops.AttentionRound) -> str | N
     at = a.attention
     groups = at.heads // at.kv_heads * at.v_dim % 32 == 0
     return _first([*_attend(graph, node, at), (groups, "the columns of a kv head are no multiple of 32"),
-                   (node.outs[0].dtype in ROUNDED, "rounds to bf16 or a8")])  # fmt: skip
+                   (node.outs[0].dtype in ROUNDED, "rounds to bf16, a8 or a16")])  # fmt: skip
 
 
 def _act_mul(graph: Graph, node: Node, a: ops.ActMul) -> str | None:

@@ -129,7 +129,11 @@ ARCHITECTURES = {
 
 
 def build_graph(
-    checkpoint: Checkpoint, activations: str = "auto", kv_dtype: str = "auto", max_model_len: int | None = None
+    checkpoint: Checkpoint,
+    activations: str = "auto",
+    kv_dtype: str = "auto",
+    max_model_len: int | None = None,
+    bf16_dots: bool = True,
 ) -> Graph:
     """The verified graph of a checkpoint: inputs of linears and KV cache rounded as these options (config.py) ask.
 
@@ -160,7 +164,9 @@ def build_graph(
         auto = DType.F32 if activations == "f32" else DType.BF16
         build(builder, config, checkpoint, DType.I8 if kv_dtype == "int8" else auto)
         _refuse_unread(builder.graph, checkpoint)
-        graph = round_inputs(verify(builder.graph), lambda packed: DType(act_of(packed, activations)))
+        graph = round_inputs(
+            verify(builder.graph), lambda packed, attends: DType(act_of(packed, activations, attends, bf16_dots))
+        )
         return verify(graph)
     except GraphError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error

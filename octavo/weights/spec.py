@@ -135,12 +135,22 @@ def packed_format(source: str, activations: str) -> str:
     return PACKED[source]
 
 
-def act_of(packed: str, activations: str) -> str:
-    """How the input of a product with a weight in format `packed` is rounded: f32, bf16 or a8 (DESIGN section 4)."""
+MULTIPLY_A16 = frozenset(PACKED.values()) - {"f32", "f16", "bf16", "f8", "w8", "w8z64", "w4n", "w4x"}
+"""Formats whose integer products are more than twice as fast as those in float32: not those that need signed bytes."""
+
+
+def act_of(packed: str, activations: str, attends: bool = False, bf16_dots: bool = True) -> str:
+    """How the input of a product with a weight in format `packed` is rounded: f32, bf16, a16 or a8 (DESIGN section 4).
+
+    attends: queries, keys or values are made. int8 there causes over a third of all loss by rounding, in a sixth of the
+    work (docs/DECISIONS.md). bf16_dots: whether bf16 products are instructions.
+    """
     if activations == "f32" or packed in ("f32", "f16"):
         return "f32"
     if activations == "bf16" or packed in ("bf16", "f8"):
         return "bf16"
+    if attends:
+        return "a16" if not bf16_dots and packed in MULTIPLY_A16 else "bf16"
     return "a8"
 
 
