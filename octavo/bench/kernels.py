@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from octavo.backends.speeds import KERNELS, WIDTH, Kernel, Speeds
-from octavo.bench.report import Result, cpu_name, result
+from octavo.bench.report import RUNS, Result, cpu_name, result
 from octavo.config import EngineConfig
 
 ROWS = {1: 2**28, 4: 2**28, 16: 2**26, 64: 2**26, 512: 2**23}
@@ -29,9 +29,10 @@ def measure(config: EngineConfig, repeat: int) -> Iterator[Result]:
         found = [speeds.of(kernel, rows, size, ceiling, repeat) for rows, size in ROWS.items()]
         yield result(
             f"{kernel.format} x {kernel.act}, {speeds.num_threads} thread{'s' * (speeds.num_threads > 1)}",
-            f"products of {', '.join(map(str, ROWS))} rows with matrices of {WIDTH} x {WIDTH}",
+            f"products of so many rows with matrices of {WIDTH} x {WIDTH}",
             "% of the ceiling",
             [round(100 * speed.share, 1) for speed in found],
+            **{RUNS: [f"{rows} row{'s' * (rows > 1)}" for rows in ROWS]},
             bits=round(kernel.bits, 3),
             gb_s=[round(speed.gb_s, 1) for speed in found],
             gop_s=[round(speed.gop_s, 1) for speed in found],
@@ -52,10 +53,11 @@ def _attention(speeds: Speeds) -> Iterator[Result]:
         prefill = [speeds.prefill_attention(kv, head_dim, group, context) for context in CONTEXTS]
         yield result(
             f"attention over {kv}, head {head_dim}, group {group}, 1 thread",
-            f"one token of many sequences, then 512 of one, at contexts of {' and '.join(map(str, CONTEXTS))}",
+            "one token of each of many sequences, then the last 512 of one, at a context",
             "% of the ceiling",
             [round(100 * rate / bandwidth, 1) for rate in decode]
             + [round(100 * rate / peak, 1) if peak else 0.0 for rate in prefill],
+            **{RUNS: [f"{rows} at {context:,}" for rows in (1, 512) for context in CONTEXTS]},
             gb_s=[round(rate / 1e9, 1) for rate in decode],
             gflop_s=[round(rate / 1e9, 1) for rate in prefill],
             bandwidth_gb_s=round(bandwidth / 1e9, 1),

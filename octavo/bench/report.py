@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.backends.ceilings import Ceilings, Machine
@@ -12,6 +13,8 @@ from octavo.bench.stolen import Stolen
 from octavo.config import EngineConfig
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from octavo.engine.core import Engine
 
 
@@ -84,19 +87,49 @@ class Runs:
         }
 
 
+RUNS = "runs_at"
+"""A detail: what tells the runs of a result apart, where they are not the same again."""
+_PIPED_WIDTH = 160
+
+
 def as_table(model: str, results: list[Result]) -> None:
+    """Results whose runs are of one kind are one table; what all of its rows have in common is said once, below."""
     from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PIPED_WIDTH)
+    for names, group in groupby(results, key=lambda r: r.details.get(RUNS)):
+        rows = list(group)
+        first = rows[0].details
+        common = {key: first[key] for key in first if all(r.details.get(key) == first[key] for r in rows)}
+        title = f"octavo bench · {model}" + (f" · {rows[0].unit}" if names else "")
+        console.print(_table(title, rows, names, common))
+        for workload, same in groupby(rows, key=lambda r: r.workload):
+            of = "" if len(rows) == 1 or names else f"{', '.join(r.name for r in same)}: "
+            console.print(f"{of}{workload}", style="dim")
+        console.print(_in_words(common, {RUNS}), style="dim")
+
+
+def _table(title: str, rows: list[Result], names: list[str] | None, common: dict[str, Any]) -> Table:
     from rich.table import Table
 
-    table = Table(title=f"octavo bench · {model}", title_justify="left")
-    for column in ("what", "median", "unit", "runs", "workload"):
-        table.add_column(column, justify="right" if column in ("median", "runs") else "left")
-    for r in results:
+    table = Table(title=title, title_justify="left")
+    table.add_column("what")
+    for column in names or ("median", "unit", "runs"):
+        table.add_column(column, justify="left" if column == "unit" else "right", no_wrap=bool(names))
+    if own := any(r.details.keys() - common.keys() for r in rows):
+        table.add_column("details")
+    for r in rows:
         digits = 2 if r.median < 100 else 0
-        runs = ", ".join(f"{value:,.{digits}f}" for value in r.runs)
-        details = "; ".join(f"{key} {value}" for key, value in r.details.items())
-        table.add_row(r.name, f"{r.median:,.{digits}f}", r.unit, runs, f"{r.workload}\n{details}")
-    Console().print(table)
+        runs = [f"{value:,.{1 if names else digits}f}" for value in r.runs]
+        cells = runs if names else [f"{r.median:,.{digits}f}", r.unit, ", ".join(runs)]
+        table.add_row(r.name, *cells, *([_in_words(r.details, common)] if own else []))
+    return table
+
+
+def _in_words(details: dict[str, Any], left_out: Container[str]) -> str:
+    return "; ".join(f"{key} {value}" for key, value in details.items() if key not in left_out)
 
 
 def cpu_name() -> str:
