@@ -132,4 +132,6 @@ def sparse_layers(config: Mapping[str, Any], layers: int, path: str) -> list[boo
     step, dense = count(config, "decoder_sparse_step", path, default=1), config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(i) is int for i in dense):
         raise CheckpointError(f"{path}: config has mlp_only_layers = {dense!r:.100}, expected a list of layers")
+    if (other := next((i for i in dense if not 0 <= i < layers), None)) is not None:
+        raise CheckpointError(f"{path}: config has mlp_only_layers with {other}: layers are 0 to {layers - 1}")
     return [(i + 1) % step == 0 and i not in dense for i in range(layers)]
