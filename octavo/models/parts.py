@@ -41,13 +41,13 @@ def read(config: dict[str, Any], path: str, eps: str = "rms_norm_eps", layer_typ
     """
     heads, hidden = count(config, "num_attention_heads", path), count(config, "hidden_size", path)
     kv_heads = count(config, "num_key_value_heads", path, default=heads)
-    if config.get("head_dim") is None and hidden < heads:
-        raise CheckpointError(f"{path}: config has num_attention_heads = {heads}, more than hidden_size = {hidden}")
-    head_dim = count(config, "head_dim", path, default=hidden // heads)
+    derived = config.get("head_dim") is None
+    head_dim = hidden // heads if derived else count(config, "head_dim", path)
     if heads % kv_heads:
         raise CheckpointError(f"{path}: {heads} attention heads cannot share {kv_heads} key-value heads")
     if head_dim % 16 or not 16 <= head_dim <= 256:
-        raise CheckpointError(f"{path}: head_dim {head_dim} is not supported: a multiple of 16 up to 256 is")
+        why = f" (num_attention_heads = {heads} of hidden_size = {hidden})" if derived else ""
+        raise CheckpointError(f"{path}: head_dim {head_dim}{why} is not supported: a multiple of 16 up to 256 is")
     return Shape(
         vocab=count(config, "vocab_size", path),
         hidden=hidden,

@@ -116,6 +116,8 @@ def parameters(config: dict[str, Any], path: str, layer_type: str) -> dict[str, 
     if layer_type and isinstance(rope.get(layer_type), dict):
         rope = {**{key: v for key, v in rope.items() if key not in (FULL, SLIDING)}, **rope[layer_type]}
     elif layer_type == SLIDING:
+        if config.get("rope_local_base_freq") is not None:
+            positive(config, "rope_local_base_freq", path)
         bases = (config.get("rope_local_base_freq"), rope.get("rope_theta"), found["rope_theta"])
         rope, found["rope_theta"] = {}, next((base for base in bases if base is not None), None)
     for key, value in rope.items():

@@ -192,7 +192,8 @@ class Tokenizer:
         Added tokens are another matter: only a text that spells one gives it, and of published models some have such a
         token without a row, as the language model of Gemma 3 has that of images.
         """
-        vocabulary = self._backend.get_vocab(with_added_tokens=False).values()
+        full = self.vocab_size > rows or self.id_to_token(rows) is not None  # else no need to list them all
+        vocabulary = self._backend.get_vocab(with_added_tokens=False).values() if full else ()
         ends = self._fix_ends(self._backend.encode("").ids)
         beyond = sorted({i for i in vocabulary if i >= rows} - added | {i for i in ends if i >= rows})
         if beyond:
