@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import repeat
+from itertools import chain, repeat
 from operator import index
 from types import FrameType
 from typing import Any, Self, TypeVar, get_args
@@ -59,7 +59,8 @@ class LLM:
         with LoadingBar() as bar:
             self.engine = Engine(self.config, bar.show)
         self.adapters = dict(self.engine.loaded.named_adapters)  # name: digest of the content
-        for notice in self.engine.loaded.notices:
+        notices = (self.engine.loaded.notices, self._tokenizer.notices, ChatFormat(self._tokenizer).notices)
+        for notice in chain.from_iterable(notices):
             print(f"octavo: {notice}", file=sys.stderr)
         self._random = random.Random(self.config.seed)
         self._count = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any, get_args
@@ -131,7 +132,8 @@ def test_dialect(model: Any, template: str, expected: str) -> None:
     [
         ("{{ raise_exception('Roles must alternate!') }}", "^Roles must alternate!$"),
         ("{{ messages[0]['content'] + 1 }}", "refused the messages: can only concatenate"),
-        ("{% if %}", "refused the messages"),
+        ("{% if %}", "^the model's chat template is no template: line 1: "),
+        ("{{ x | pelican }}", "no template: line 1: No filter named 'pelican'"),
         ("{{ nothing.at.all }}", "'nothing' is undefined"),
         ("{{ messages.append(1) }}", "refused the messages"),  # the sandbox changes nothing
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
@@ -141,6 +143,23 @@ def test_dialect(model: Any, template: str, expected: str) -> None:
 def test_errors_carry_the_cause(model: Any, template: str, message: str) -> None:
     with pytest.raises(ChatTemplateError, match=message):
         render(model(template), HI)
+
+
+@pytest.mark.parametrize(
+    ("template", "lines"),
+    [
+        ("{{ messages }}", []),
+        ("{% if %}", ["no template: line 1: Expected an expression, got 'end of statement block': chat requests are refused"]),
+        ("a\n{% for %}", ["no template: line 2: .*: chat requests are refused$"]),
+        ("{{ x | pelican }}", ["No filter named 'pelican'"]),
+        ([{"name": "default", "template": "a"}, {"name": "tool_use", "template": "{{"}], [r"would use it \(tool_use\)"]),
+    ],
+)  # fmt: skip
+def test_a_template_that_is_none_is_told_with_the_model(model: Any, template: Any, lines: list[str]) -> None:
+    form = ChatFormat(model(template))
+    assert len(form.notices) == len(lines)
+    for found, line in zip(form.notices, lines, strict=True):
+        assert re.search(line, found)
 
 
 def test_text_parts_are_joined(model: Any) -> None:

@@ -251,7 +251,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key'"),
     ("bert", {"is_decoder": True}, "is_decoder = True"),
     ("bert", {"num_hidden_layers": 1}, "no place to tensor 'encoder.layer.1."),
-    ("bert", {"num_attention_heads": 8}, "8 heads of 64 columns are not supported"),
+    ("bert", {"num_attention_heads": 8}, "num_attention_heads = 8 of hidden_size = 64, which is not supported"),
     ("bert", {"max_position_embeddings": 600}, "position_embeddings.weight has shape"),
     ("bert", {"architectures": ["BertForSequenceClassification"]}, "classifier.weight"),
     ("xlm_roberta_rerank", {"id2label": {"0": "a", "1": "b"}}, "classifier.out_proj.weight has shape"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import tokenizers
 
@@ -37,6 +38,7 @@ def write_vocabulary(path: Path, pre: str, change: Callable[[gguf.GGUFWriter], N
     change(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
     writer.close()
     return path
 
@@ -89,6 +91,22 @@ def test_flags_are_true_or_false(tmp_path: Path, key: str) -> None:
     path = write_vocabulary(tmp_path / "v.gguf", "llama-bpe", lambda writer: writer.add_string(key, "no"))
     with pytest.raises(CheckpointError, match=f"metadata '{key}' must be true or false; found 'no'"):
         load_tokenizer(path)
+
+
+PLAIN = 256 + len(MERGED)
+
+
+@pytest.mark.parametrize(("rows", "refused"), [(PLAIN - 1, True), (PLAIN, False), (500, False)])
+def test_tokens_that_the_model_has_not(tmp_path: Path, rows: int, refused: bool) -> None:
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("token_embd.weight", np.zeros((rows, 32), np.float32))
+
+    path = write_vocabulary(tmp_path / "v.gguf", "gpt-2", change)
+    if refused:
+        with pytest.raises(CheckpointError, match=f"with id {rows}, and the model's vocab_size is {rows}"):
+            load_tokenizer(path)
+    else:
+        assert bool(load_tokenizer(path).notices) == (rows < 500)
 
 
 def change_to_t5(writer: gguf.GGUFWriter) -> None:

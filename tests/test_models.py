@@ -215,7 +215,7 @@ def changed(**changes: Any) -> InMemory:
         ),
         (
             {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]},
-            r"no_rope_layers = \[1\], expected 0 or 1 for each of 2",
+            "1 no_rope_layers, expected one for each of 2",
         ),
         ({"no_rope_layers": [1, 0]}, "no_rope_layers = .*must be absent"),
         ({"rope_scaling": {"rope_type": "factors", "factors": [1.0]}}, "1 factors for 8 frequencies"),
@@ -229,7 +229,7 @@ def changed(**changes: Any) -> InMemory:
             {"architectures": ["GraniteForCausalLM"], "residual_multiplier": 0},
             "residual_multiplier = 0, expected a number",
         ),
-        ({"num_hidden_layers": 10**9}, r"tensor 'model\.layers\.999999999\.input_layernorm\.weight' is missing"),
+        ({"num_hidden_layers": 4096}, r"tensor 'model\.layers\.4095\.input_layernorm\.weight' is missing"),
         ({"head_dim": 24}, "head_dim 24 is not supported: a multiple of 16"),
         ({"num_key_value_heads": 4}, "6 attention heads cannot share 4"),
         ({"num_attention_heads": 0}, "num_attention_heads = 0"),
@@ -269,11 +269,11 @@ def test_layers_of_one_window_form_a_group() -> None:
         ({"sliding_window": 0}, "sliding_window = 0, expected a whole number"),
         ({"sliding_window": "x"}, "sliding_window = 'x', expected a whole number"),
         ({"sliding_window": None}, "layers of type sliding_attention and no sliding_window"),
-        ({"layer_types": ["full_attention"] * 2}, r"layer_types = .* expected one for each of 3 layers"),
+        ({"layer_types": ["full_attention"] * 2}, "2 layer_types, expected one for each of 3 layers"),
         ({"layer_types": 3}, "layer_types = 3, expected one for each"),
         (
             {"layer_types": ["full_attention", "chunked_attention", 1]},
-            "layer type 'chunked_attention' is not supported",
+            "layer_types = 'chunked_attention' of layer 1, which is not supported",
         ),
     ],
 )

@@ -335,6 +335,27 @@ def test_refusals_name_key_and_value(tmp_path: Path, name: str) -> None:
     assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("config", "table", "kind", "ending", "message"),
+    [
+        ("fp4", NF4, "nf4", "nf4", "config.json: .*bnb_4bit_quant_type = 'fp4', but .*bitsandbytes__nf4' = 'nf4'"),
+        ("nf4", FP4, "fp4", "fp4", "bnb_4bit_quant_type = 'nf4', but .*bitsandbytes__fp4' = 'fp4'"),
+        (None, NF4, "fp4", "nf4", "bitsandbytes__nf4' = 'nf4', but .* quant_type in .* = 'fp4'"),
+        (None, FP4, "nf4", "nf4", r"quant_type in .* = 'nf4', but .* values in 'm\.weight\.quant_map' = 'fp4'"),
+        (4, NF4, "nf4", "nf4", "bnb_4bit_quant_type = 4, but"),
+    ],
+)
+def test_types_of_one_matrix_that_differ(
+    tmp_path: Path, config: Any, table: NDArray[np.float32], kind: str, ending: str, message: str
+) -> None:
+    written = w.bitsandbytes4(rng(), 32, 128, table, kind)
+    state = ".weight.quant_state.bitsandbytes__"
+    written.tensors[state + ending] = written.tensors.pop(state + kind)
+    folder = save_module(tmp_path / "m", written, {**BNB, "bnb_4bit_quant_type": config})
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(folder)
+
+
 def test_groups_by_name_pattern_and_class(tmp_path: Path) -> None:
     """The most exact target counts: a name, then a pattern, then a class."""
     eight = w.compressed_int(rng(), 32, 64, 8, packed=False)

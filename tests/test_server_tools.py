@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -233,6 +234,18 @@ def test_refusals_name_the_field(
 def test_template_variables_that_nothing_reads_are_told(server: Server) -> None:
     body = {"messages": HELLO, "max_tokens": 1, "chat_template_kwargs": {"mood": "good", "thinking": False}}
     assert server.post(CHAT, body).headers["x-octavo-ignored"] == "chat_template_kwargs.mood"
+
+
+def test_a_model_whose_template_is_none_serves_completions(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data / "arch" / "llama", tmp_path / "model")
+    (tmp_path / "model/chat_template.jinja").write_text("{% for message in %}")
+    with Server(tmp_path / "model", "--num-threads", "1") as server:
+        assert any("no template: line 1: " in line for line in server.printed)
+        assert server.complete(prompt="Hello", max_tokens=2)["usage"]["completion_tokens"] == 2
+        answer = server.post(CHAT, {"messages": HELLO, "max_tokens": 2})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "messages")
+    assert "the model's chat template is no template: line 1: " in error["message"]
 
 
 def test_a_template_that_is_nowhere_ends_the_start(data: Path) -> None:

@@ -294,6 +294,49 @@ def test_tokenizer_files_of_another_kind_are_refused(data: Path, tmp_path: Path)
     _refused(tmp_path / "model")
 
 
+def with_rows(data: Path, tmp_path: Path, rows: Any, inside: bool = False, **change: Any) -> Path:
+    """A model of so many rows, by config.json; `change` is made to tokenizer.json."""
+    folder = tmp_path / "model"
+    shutil.copytree(data / "arch/llama", folder)
+    config = {"text_config": {"vocab_size": rows}, "vocab_size": 1} if inside else {"vocab_size": rows}
+    (folder / "config.json").write_text(json.dumps(config))
+    state = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**state, **change}))
+    return folder
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(("missing", "more"), [(1, ""), (3, " and 2 more")])
+def test_a_token_that_the_model_has_not_is_refused(
+    data: Path, tmp_path: Path, inside: bool, missing: int, more: str
+) -> None:
+    last = max(load_tokenizer(data / "arch/llama")._backend.get_vocab(with_added_tokens=False).values())
+    rows = last + 1 - missing
+    with pytest.raises(CheckpointError, match=rf"with id {rows}{more}, and the model's vocab_size is {rows}: "):
+        load_tokenizer(with_rows(data, tmp_path, rows, inside))
+
+
+@pytest.mark.parametrize("rows", [None, "x", 0.5, 10**6])
+def test_models_of_more_rows_than_tokens(data: Path, tmp_path: Path, rows: Any) -> None:
+    assert load_tokenizer(with_rows(data, tmp_path, rows)).notices == []
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_an_added_token_that_the_model_has_not_is_told(data: Path, tmp_path: Path, special: bool) -> None:
+    size = load_tokenizer(data / "arch/llama").vocab_size
+    state = json.loads((data / "arch/llama/tokenizer.json").read_text())
+    token = {"id": size, "content": "<image>", "single_word": False, "lstrip": False, "rstrip": False,
+             "normalized": False, "special": special}  # fmt: skip
+    folder = with_rows(data, tmp_path, size, added_tokens=[*state["added_tokens"], token])
+    tokenizer = load_tokenizer(folder)
+    (line,) = tokenizer.notices
+    assert f"added token '<image>' with id {size} is none of the model's {size}" in line
+    assert size in tokenizer.encode("<image>")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<image>", "add_bos_token": True}))
+    with pytest.raises(CheckpointError, match=rf"'<image>' with id {size}, and the model's vocab_size"):
+        load_tokenizer(folder)  # all texts would begin with it
+
+
 def _refused(path: Path) -> None:
     """path: the model, or the file of it that is named."""
     with pytest.raises(CheckpointError) as caught:

@@ -90,7 +90,7 @@ def test_gguf_config(data: Path) -> None:
     assert np.float32(config.pop("rms_norm_eps")) == np.float32(1e-5)
     assert config == {
         "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "gguf_architecture": "llama",
         "vocab_size": 320,
         "hidden_size": 256,
         "intermediate_size": 512,

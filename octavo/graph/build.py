@@ -50,11 +50,16 @@ class Builder:
         """Matrices {name: rows} with `cols` input features each, stacked along the rows."""
         parts = []
         for name, rows in names.items():
-            got_rows, got_cols, packed = self._source.rows_cols_format(name)
-            if (got_rows, got_cols) != (rows, cols):
-                raise GraphError(f"{name} has shape ({got_rows}, {got_cols}), the config asks for ({rows}, {cols})")
+            packed = self.check(name, rows, cols)
             parts.append(WeightPart(name, rows, packed, order=self._source.order(name)))
         return self._weight(Dim(sum(names.values())), cols, tuple(parts))
+
+    def check(self, name: str, rows: int, cols: int) -> str:
+        """The packed format of a matrix. GraphError where it has another shape; parts of it are then there, too."""
+        got_rows, got_cols, packed = self._source.rows_cols_format(name)
+        if (got_rows, got_cols) != (rows, cols):
+            raise GraphError(f"{name} has shape ({got_rows}, {got_cols}), the config asks for ({rows}, {cols})")
+        return packed
 
     def vector(self, names: Mapping[str, int], plus: float = 0.0) -> Value:
         """Vectors {name: length} as one float32 row, `plus` added to each value. One set per head may be a matrix."""

@@ -61,6 +61,8 @@ from octavo.models import (
     starcoder2,
 )
 from octavo.models.config import count, usual_keys
+from octavo.models.layer_lists import check_built, check_entries
+from octavo.models.model_types import check_model_type
 from octavo.weights.spec import ORDER, Checkpoint, CheckpointError, act_of, base_name, packed_format, why_unserved
 
 ARCHITECTURES = {
@@ -148,21 +150,25 @@ def build_graph(
     names = config.get("architectures") or ["(none given)"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise CheckpointError(f"{checkpoint.path}: config has architectures = {names!r}, expected a list of names")
-    build = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
-    if build is None:
+    name = next((name for name in names if name in ARCHITECTURES), None)
+    if name is None:
         raise CheckpointError(
             f"{checkpoint.path}: architecture {', '.join(names)} {why_unserved(names[0], ARCHITECTURES)}"
         )
+    build = ARCHITECTURES[name]
+    check_model_type(config, name, ARCHITECTURES, checkpoint.path)
+    check_entries(config, checkpoint.path)
     try:
         source = _Source(checkpoint, activations)
-        if names[0] in _WITHOUT_POSITIONS and config.get("max_position_embeddings") is None:
-            config["max_position_embeddings"] = _WITHOUT_POSITIONS[names[0]]
+        if name in _WITHOUT_POSITIONS and config.get("max_position_embeddings") is None:
+            config["max_position_embeddings"] = _WITHOUT_POSITIONS[name]
         if config.get("tie_word_embeddings") is None and not any(name in checkpoint for name in _HEADS):
             config["tie_word_embeddings"] = True  # configs are saved without what is transformers' general default
         max_positions, bounded = rope.positions(config, checkpoint.path)
-        builder = Builder(names[0], count(config, "vocab_size", checkpoint.path), max_positions, source, bounded)
+        builder = Builder(name, count(config, "vocab_size", checkpoint.path), max_positions, source, bounded)
         auto = DType.F32 if activations == "f32" else DType.BF16
         build(builder, config, checkpoint, DType.I8 if kv_dtype == "int8" else auto)
+        check_built(config, builder.graph, checkpoint.path)
         _refuse_unread(builder.graph, checkpoint)
         graph = round_inputs(
             verify(builder.graph), lambda packed, attends: DType(act_of(packed, activations, attends, bf16_dots))

@@ -95,11 +95,24 @@ def refuse_unknown(config: dict[str, Any], path: str, served: Collection[str] = 
                 raise CheckpointError(f"{path}: config has {key} = {value!r}, which is not supported ({hint})")
 
 
+_MOST = {
+    **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_kv_heads"), 2**12),
+    **dict.fromkeys(("head_dim", "qk_head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 2**12),
+    **dict.fromkeys(("first_k_dense_replace", "decoder_sparse_step", "moe_layer_start_index"), 2**12),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "rotary_dim"), 2**16),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 2**16),
+    **dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size", "vocab_size"), 2**24),
+}
+"""Key -> many times what any model has: what is above is no size of a model, and nothing need be built to say so."""
+
+
 def count(config: Mapping[str, Any], key: str, path: str, default: int | None = None, least: int = 1) -> int:
-    """A whole number, `least` or more, an int32; absent or null, the default. CheckpointError where it is not."""
+    """A whole number, `least` or more, up to what the key may be; absent or null, the default. CheckpointError where it
+    is not."""
     value: Any = default if config.get(key) is None else config[key]
-    if type(value) is not int or not least <= value < 2**31:
-        raise _bad(config, key, path, f"a whole number between {least} and {2**31 - 1}")
+    most = _MOST.get(key, 2**31 - 1)
+    if type(value) is not int or not least <= value <= most:
+        raise _bad(config, key, path, f"a whole number between {least} and {most}")
     return value
 
 
@@ -136,5 +149,6 @@ def activation(config: Mapping[str, Any], key: str, path: str, default: str | No
 
 
 def _bad(config: Mapping[str, Any], key: str, path: str, expected: str) -> CheckpointError:
+    key = next((other for other in _SPELLINGS.get(key, ()) if other in config), key)
     found = f"{key} = {config[key]!r:.100}" if key in config else f"no {key}"
     return CheckpointError(f"{path}: config has {found}, expected {expected}")

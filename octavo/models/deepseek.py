@@ -42,7 +42,7 @@ def build_v2(b: Builder, config: dict[str, Any], checkpoint: Checkpoint, kv_dtyp
 def build_v3(b: Builder, config: dict[str, Any], checkpoint: Checkpoint, kv_dtype: DType) -> None:
     """Sigmoid scores with a correction; groups by their best two. GGUF files of V2 have the same name, no correction."""
     correction = any(name.endswith("e_score_correction_bias") for name in checkpoint.names())
-    softmax = config.get("model_type") == "deepseek2" and not correction
+    softmax = config.get("gguf_architecture") == "deepseek2" and not correction
     config = {"norm_topk_prob": not softmax, **config}
     build(b, config, checkpoint, kv_dtype, "softmax" if softmax else "sigmoid", 1 if softmax else 2)
 
@@ -86,8 +86,13 @@ def read(config: dict[str, Any], path: str) -> tuple[Latent, parts.Shape]:
     whole = None if config.get("qk_head_dim") is None else count(config, "qk_head_dim", path) - rotated  # GGUF's key
     queries = None if config.get("q_lora_rank") is None else count(config, "q_lora_rank", path)
     m = Latent(queries, latent, count(config, "qk_nope_head_dim", path, default=whole), rotated, values)
-    if m.latent % 32 or m.values % 32 or (m.latent + m.rope) % 16:
-        raise CheckpointError(f"{path}: latent attention of {m} is not supported: multiples of 32 are")
+    for key, size, unit in (
+        ("kv_lora_rank", latent, 32),
+        ("v_head_dim", values, 32),
+        ("qk_rope_head_dim", rotated, 16),
+    ):
+        if size % unit:
+            raise CheckpointError(f"{path}: config has {key} = {size}, which is not supported: a multiple of {unit} is")
     c = parts.read({**config, "head_dim": m.rope, "num_key_value_heads": None}, path)
     c = c._replace(head_dim=m.nope + m.rope, rope=c.rope._replace(neox=config.get("rope_interleave") is False))
     return m, c._replace(scale=(m.nope + m.rope) ** -0.5 * _mscale(config, path) ** 2)
@@ -104,7 +109,7 @@ def attention(b: Builder, c: parts.Shape, m: Latent, checkpoint: Checkpoint, p: 
     # h[T, hidden] -> y[T, hidden]
     q_nope, q_rope, latent, k_rope = inputs(b, c, m, p, h)
     q_rope, k_rope = (b.rope(x, m.rope, *c.rope, name=name) for x, name in ((q_rope, "q_rope"), (k_rope, "k_rope")))
-    into, out_of = matrices(checkpoint, m, p)
+    into, out_of = matrices(b, c, m, checkpoint, p)
     q_latent = b.head_linear(q_nope, into, c.heads, m.latent, "q_latent")
     q = b.concat(q_latent, q_rope, heads=c.heads, name="q")  # [T, heads (latent + rope)]
     k = b.concat(latent, k_rope, name="k")  # [T, latent + rope]
@@ -124,6 +129,7 @@ def inputs(b: Builder, c: parts.Shape, m: Latent, p: str, h: Value) -> list[Valu
         x = b.linear(h, {p + "q_a_proj": m.queries, **kv}, c.qkv_bias, "qkv_a")
         q, x = b.split(x, m.queries, m.latent + m.rope)
         q, name = b.rms_norm(q, p + "q_a_layernorm.weight", c.eps), p + "q_b_proj"
+    b.check(f"{name}.weight", c.heads * size, m.queries or c.hidden)
     modules = {f"{name}[0:{m.nope}%{size}]": c.heads * m.nope, f"{name}[{m.nope}:{size}%{size}]": c.heads * m.rope}
     q_nope, q_rope = b.split(b.linear(q, modules, name="q_b"), c.heads * m.nope, c.heads * m.rope)
     root, start = x.root, x.start
@@ -131,11 +137,12 @@ def inputs(b: Builder, c: parts.Shape, m: Latent, p: str, h: Value) -> list[Valu
     return [q_nope, q_rope, b.rms_norm(latent, p + "kv_a_layernorm.weight", c.eps), k_rope]
 
 
-def matrices(checkpoint: Checkpoint, m: Latent, p: str) -> tuple[str, str]:
+def matrices(b: Builder, c: parts.Shape, m: Latent, checkpoint: Checkpoint, p: str) -> tuple[str, str]:
     """Of all heads, from queries into the latent space [heads latent, nope] and out of it [heads values, latent]."""
     if f"{p}k_b_proj.weight" in checkpoint:
         return f"{p}k_b_proj.weight[:]", f"{p}v_b_proj.weight[:]"
     name, both = f"{p}kv_b_proj.weight", m.nope + m.values
+    b.check(name, c.heads * both, m.latent)
     return f"{name}[0:{m.nope}%{both}].T({m.nope})", f"{name}[{m.nope}:{both}%{both}]"
 
 

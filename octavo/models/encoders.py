@@ -12,7 +12,8 @@ def head_dim(hidden: int, heads: int, path: str) -> int:
     """Of the attention. CheckpointError where it cannot be."""
     if hidden % heads or hidden // heads % 16 or not 16 <= hidden // heads <= 256:
         raise CheckpointError(
-            f"{path}: {heads} heads of {hidden} columns are not supported: a multiple of 16 up to 256 for each is"
+            f"{path}: config has num_attention_heads = {heads} of hidden_size = {hidden}, which is not supported: "
+            "a multiple of 16 up to 256 for each is"
         )
     return hidden // heads
 

@@ -35,7 +35,10 @@ class Weights(NamedTuple):
 
 def read_count(config: Mapping[str, Any], path: str, *keys: str) -> int:
     """Of experts, under the first of `keys` that the config has."""
-    return count(config, next((key for key in keys if config.get(key) is not None), keys[0]), path)
+    number = count(config, next((key for key in keys if config.get(key) is not None), keys[0]), path)
+    if (top_k := count(config, "num_experts_per_tok", path)) > number:
+        raise CheckpointError(f"{path}: config has num_experts_per_tok = {top_k}, and there are {number} experts")
+    return number
 
 
 def read_grouped(config: Mapping[str, Any], path: str, scoring: str, group_best: int) -> ops.Route:
@@ -44,7 +47,10 @@ def read_grouped(config: Mapping[str, Any], path: str, scoring: str, group_best:
     top_groups = count(config, "topk_group", path, default=1)
     top_k = count(config, "num_experts_per_tok", path)
     if experts % groups or top_groups > groups or top_k > experts // groups * top_groups:
-        raise CheckpointError(f"{path}: {top_k} of {experts} experts in {top_groups} of {groups} groups cannot be")
+        raise CheckpointError(
+            f"{path}: config has num_experts_per_tok = {top_k}, topk_group = {top_groups} and n_group = {groups}: "
+            f"{top_k} of {experts} experts in {top_groups} of {groups} groups cannot be"
+        )
     return ops.Route(
         top_k,
         scoring,
@@ -91,6 +97,8 @@ def joined(checkpoint: Checkpoint, e: Experts, hidden: int, gate_up: str, down: 
     """Tensors gate_up [experts, 2 intermediate, hidden] and down [experts, hidden, intermediate]."""
     check_count(checkpoint, e, gate_up, down)
     inner = e.intermediate
+    check_shape(checkpoint, gate_up, e.number, 2 * inner, hidden)
+    check_shape(checkpoint, down, e.number, hidden, inner)
     return Weights(
         [{f"{gate_up}[{i}][0:{inner}]": inner, f"{gate_up}[{i}][{inner}:]": inner} for i in range(e.number)],
         [{f"{down}[{i}]": hidden} for i in range(e.number)],
@@ -103,6 +111,13 @@ def check_count(checkpoint: Checkpoint, e: Experts, *names: str) -> None:
         info = checkpoint.info(name)
         if info.shape[0] != e.number:
             raise CheckpointError(f"{info.file}: {name} has {info.shape[0]} experts, the config says {e.number}")
+
+
+def check_shape(checkpoint: Checkpoint, name: str, *shape: int) -> None:
+    """Raise CheckpointError where a tensor of all experts has another shape: parts of it are then there, too."""
+    info = checkpoint.info(name)
+    if tuple(info.shape) != shape:
+        raise CheckpointError(f"{info.file}: {name} has shape {tuple(info.shape)}, the config asks for {shape}")
 
 
 _GATING = {1: ("softmax", "softmax_top"), 2: ("sigmoid",), 3: ("softmax_top",)}
@@ -132,4 +147,6 @@ def sparse_layers(config: Mapping[str, Any], layers: int, path: str) -> list[boo
     step, dense = count(config, "decoder_sparse_step", path, default=1), config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(i) is int for i in dense):
         raise CheckpointError(f"{path}: config has mlp_only_layers = {dense!r:.100}, expected a list of layers")
+    if (other := next((i for i in dense if not 0 <= i < layers), None)) is not None:
+        raise CheckpointError(f"{path}: config has mlp_only_layers with {other}: layers are 0 to {layers - 1}")
     return [(i + 1) % step == 0 and i not in dense for i in range(layers)]

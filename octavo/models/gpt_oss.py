@@ -53,6 +53,8 @@ def find(checkpoint: Checkpoint, p: str, e: experts.Experts, hidden: int) -> exp
         own + m for m in ("gate_up_proj" + end, "down_proj" + end, "gate_up_proj_bias", "down_proj_bias")
     )
     experts.check_count(checkpoint, e, gate_up, down, gate_up_bias, down_bias)
+    for name, rows, cols in ((gate_up, 2 * inner, hidden), (down, hidden, inner)):
+        experts.check_shape(checkpoint, name, e.number, *((cols, rows) if turned else (rows, cols)))
     return experts.Weights(
         [{f"{gate_up}[{i}]{turned}[{first}::2]": inner for first in (0, 1)} for i in each],
         [{f"{down}[{i}]{turned}": hidden} for i in each],

@@ -92,10 +92,6 @@ def read_kinds(config: dict[str, Any], c: Shape, path: str) -> list[Kind]:
     """Of each layer. Older configs say how often a layer is global, and name the two rotary bases."""
     every = count(config, "global_attn_every_n_layers", path, default=3)
     types = config.get("layer_types") or [_LOCAL if i % every else _GLOBAL for i in range(c.layers)]
-    if not isinstance(types, list) or len(types) != c.layers or any(t not in (_GLOBAL, _LOCAL) for t in types):
-        raise CheckpointError(
-            f"{path}: config has layer_types = {types!r:.100}, expected {_GLOBAL} or {_LOCAL} for {c.layers} layers"
-        )
     if "rope_parameters" not in config:
         config = {**config, "rope_theta": positive(config, "global_rope_theta", path, default=160000.0)}
         config["rope_local_base_freq"] = positive(config, "local_rope_theta", path, default=10000.0)

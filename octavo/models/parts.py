@@ -41,11 +41,13 @@ def read(config: dict[str, Any], path: str, eps: str = "rms_norm_eps", layer_typ
     """
     heads, hidden = count(config, "num_attention_heads", path), count(config, "hidden_size", path)
     kv_heads = count(config, "num_key_value_heads", path, default=heads)
-    head_dim = count(config, "head_dim", path, default=hidden // heads)
+    derived = config.get("head_dim") is None
+    head_dim = hidden // heads if derived else count(config, "head_dim", path)
     if heads % kv_heads:
         raise CheckpointError(f"{path}: {heads} attention heads cannot share {kv_heads} key-value heads")
     if head_dim % 16 or not 16 <= head_dim <= 256:
-        raise CheckpointError(f"{path}: head_dim {head_dim} is not supported: a multiple of 16 up to 256 is")
+        why = f" (num_attention_heads = {heads} of hidden_size = {hidden})" if derived else ""
+        raise CheckpointError(f"{path}: head_dim {head_dim}{why} is not supported: a multiple of 16 up to 256 is")
     return Shape(
         vocab=count(config, "vocab_size", path),
         hidden=hidden,
@@ -65,9 +67,6 @@ def read(config: dict[str, Any], path: str, eps: str = "rms_norm_eps", layer_typ
     )
 
 
-_FULL, _SLIDING = rope.FULL, rope.SLIDING
-
-
 def windows(config: dict[str, Any], layers: int, path: str, period: int = 0) -> list[int | None]:
     """Tokens that a query of each layer sees, itself included: `sliding_window` where `layer_types` says so.
 
@@ -79,16 +78,9 @@ def windows(config: dict[str, Any], layers: int, path: str, period: int = 0) -> 
     if types is None:
         sliding = _pattern(config, layers, path, period)
         return [window if slides else None for slides in sliding]
-    if not isinstance(types, list) or len(types) != layers:
-        raise CheckpointError(
-            f"{path}: config has layer_types = {types!r:.100}, expected one for each of {layers} layers"
-        )
-    for kind in types:
-        if kind not in (_FULL, _SLIDING):
-            raise CheckpointError(f"{path}: layer type {kind!r} is not supported; supported: {_FULL}, {_SLIDING}")
-    if window is None and _SLIDING in types:
-        raise CheckpointError(f"{path}: config has layers of type {_SLIDING} and no sliding_window")
-    return [window if kind == _SLIDING else None for kind in types]
+    if window is None and rope.SLIDING in types:
+        raise CheckpointError(f"{path}: config has layers of type {rope.SLIDING} and no sliding_window")
+    return [window if kind == rope.SLIDING else None for kind in types]
 
 
 def _pattern(config: dict[str, Any], layers: int, path: str, period: int) -> list[bool]:
@@ -151,6 +143,7 @@ def joined_qkv(b: Builder, c: Shape, module: str, h: Value, per_head: bool) -> V
     group, d = c.heads // c.kv_heads, c.head_dim
     if not per_head or c.kv_heads == 1:
         return b.linear(h, {module: (c.heads + 2 * c.kv_heads) * d}, c.qkv_bias, "qkv")
+    b.check(f"{module}.weight", (c.heads + 2 * c.kv_heads) * d, c.hidden)
     k, v, end = group * d, (group + 1) * d, (group + 2) * d
     rows = {(0, k): c.heads * d, (k, v): c.kv_heads * d, (v, end): c.kv_heads * d}
     modules = {f"{module}[{start}:{stop}%{end}]": n for (start, stop), n in rows.items()}

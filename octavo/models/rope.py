@@ -74,6 +74,20 @@ LENGTH = "max_model_len"
 _ORIGINAL = "original_max_position_embeddings"
 _BETA = "llama_4_scaling_beta"
 _UNSERVED = ("mrope_section",)
+_OF_A_TYPE = (
+    *(
+        "factor",
+        "alpha",
+        "low_freq_factor",
+        "high_freq_factor",
+        "beta_fast",
+        "beta_slow",
+        "attention_factor",
+        "factors",
+    ),
+    *("mscale", "mscale_all_dim", "short_factor", "long_factor"),
+)
+"""Parameters that mean nothing unless a type says what."""
 _OF_LONGROPE = ("short_factor", "short_mscale", "long_mscale")
 
 
@@ -102,6 +116,8 @@ def parameters(config: dict[str, Any], path: str, layer_type: str) -> dict[str, 
     if layer_type and isinstance(rope.get(layer_type), dict):
         rope = {**{key: v for key, v in rope.items() if key not in (FULL, SLIDING)}, **rope[layer_type]}
     elif layer_type == SLIDING:
+        if config.get("rope_local_base_freq") is not None:
+            positive(config, "rope_local_base_freq", path)
         bases = (config.get("rope_local_base_freq"), rope.get("rope_theta"), found["rope_theta"])
         rope, found["rope_theta"] = {}, next((base for base in bases if base is not None), None)
     for key, value in rope.items():
@@ -111,8 +127,16 @@ def parameters(config: dict[str, Any], path: str, layer_type: str) -> dict[str, 
 
 
 def _kind(rope: dict[str, Any], path: str) -> str:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    kind = "longrope" if kind == "su" else str(kind)  # "su": what Phi-3 called it first
+    given = [str(name) for key in ("rope_type", "type") if (name := rope.get(key)) is not None]
+    names = ["longrope" if name == "su" else name for name in given]  # "su": what Phi-3 called it first
+    if len(set(names)) > 1:
+        raise CheckpointError(f"{path}: config has rope parameters of two types, {' and '.join(given)}")
+    kind = names[0] if names else "default"
+    if not names and (lone := next((key for key in _OF_A_TYPE if key in rope), None)) is not None:
+        raise CheckpointError(
+            f"{path}: config has rope parameters with {lone} = {rope[lone]!r:.100} and no rope_type; "
+            f"supported: {', '.join(_SCALINGS)}"
+        )
     if kind == "dynamic" and rope.get("alpha") is not None:
         kind = "alpha"  # of HunYuan, under a name that means something else
     if kind not in _SCALINGS:

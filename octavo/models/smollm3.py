@@ -8,7 +8,7 @@ from octavo.graph.build import Builder
 from octavo.graph.ir import DType, Value
 from octavo.models import parts
 from octavo.models.config import count, flag, refuse_unknown
-from octavo.weights.spec import Checkpoint, CheckpointError
+from octavo.weights.spec import Checkpoint
 
 
 def build(b: Builder, config: dict[str, Any], checkpoint: Checkpoint, kv_dtype: DType) -> None:
@@ -43,8 +43,4 @@ def rotated_layers(config: dict[str, Any], layers: int, path: str) -> list[bool]
     if switches is None:
         interval = count(config, "no_rope_layer_interval", path, default=4)
         return [(i + 1) % interval != 0 for i in range(layers)]
-    if not isinstance(switches, list) or len(switches) != layers or not all(s in (0, 1) for s in switches):
-        raise CheckpointError(
-            f"{path}: config has no_rope_layers = {switches!r:.100}, expected 0 or 1 for each of {layers} layers"
-        )
     return [bool(s) for s in switches]

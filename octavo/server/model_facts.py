@@ -33,7 +33,7 @@ def read_facts(path: Path) -> ModelFacts:
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     stats = [(file.name, file.stat()) for file in files]
     return ModelFacts(
-        str(checkpoint.config.get("model_type", "")),
+        str(checkpoint.config.get("gguf_architecture") or checkpoint.config.get("model_type", "")),
         "gguf" if path.is_file() else "safetensors",
         by_source.total(),
         by_source.most_common(1)[0][0],

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+import msgspec
 import uvicorn
 import uvloop
 
@@ -96,12 +97,12 @@ async def _serve(
 
     async def prepare() -> None:
         started = time.perf_counter()
-        service.loaded(await asyncio.to_thread(load_tokenizer, Path(service.config.model)), template)
+        notices = service.loaded(await asyncio.to_thread(load_tokenizer, Path(service.config.model)), template)
         phases["tokenizer"] = time.perf_counter() - started
         ready = await client.ready()
         service.metrics.startup({**phases, **ready.phases})
         start_batches(service)
-        on_ready(ready)
+        on_ready(msgspec.structs.replace(ready, notices=[*ready.notices, *notices]))
         gc.freeze()  # what is loaded stays: never walk over it again
         gc.set_threshold(GC_OBJECTS)
 

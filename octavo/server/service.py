@@ -68,8 +68,8 @@ class Service:
     def __post_init__(self) -> None:
         self.metrics = Metrics(lambda: self.client.stats, self.model, self.config.metric_names)
 
-    def loaded(self, tokenizer: Tokenizer, template: str | None) -> None:
-        """template: in place of the model's own. Raises CheckpointError."""
+    def loaded(self, tokenizer: Tokenizer, template: str | None) -> list[str]:
+        """Lines for whoever starts the model. template: in place of the model's own. Raises CheckpointError."""
         config = self.config
         if config.generation_config == "auto":
             self.sampling_defaults = recommended_sampling(Path(config.model))
@@ -82,6 +82,7 @@ class Service:
         )
         self.infill = find_infill(tokenizer)
         self.tokenizer = tokenizer
+        return [*tokenizer.notices, *self.chat.notices]
 
     @cached_property
     def files(self) -> FileStore:

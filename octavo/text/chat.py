@@ -13,7 +13,7 @@ from octavo.request import ParameterError, Reasoning, SamplingParams, Structured
 from octavo.text.chat_message import for_template
 from octavo.text.parser import MessageParser
 from octavo.text.reasoning import FORMATS, ReasoningFormat, detect_reasoning
-from octavo.text.template import ChatTemplate, ChatTemplateError, compile_template
+from octavo.text.template import ChatTemplate, ChatTemplateError, compile_template, fault_of
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.tools import FAMILIES, GENERIC, detect
 from octavo.text.tools.generic import as_turns, instruct
@@ -93,6 +93,12 @@ class ChatFormat:
             self.reasoning = detect_reasoning(source)
         else:
             self.reasoning = next((form for form in FORMATS if form.name == reasoning_format), None)
+        self.notices = [
+            f"{fault}: chat requests are refused" + ("" if name == "default" else f" that would use it ({name})")
+            for name, each in self._sources.items()
+            if (fault := fault_of(each)) is not None
+        ]
+        """Lines for whoever starts the model: templates that are none, which a model without chat can do without."""
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> ChatPrompt:
         """Raises ChatTemplateError or ParameterError, naming the field."""

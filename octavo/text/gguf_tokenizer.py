@@ -141,6 +141,7 @@ def _special_tokens(gguf: GgufFile, tokens: list[str], add_bos: bool, add_eos: b
         add_eos=_flag(gguf, "tokenizer.ggml.add_eos_token", default=add_eos and last is not None),
         names={name: tokens[i] for name, i in ids.items() if i is not None},
         chat_templates={name: template for name, template in templates.items() if isinstance(template, str)},
+        rows=embedding.shape[0] if (embedding := gguf.tensors.get("token_embd.weight")) else None,
     )
 
 

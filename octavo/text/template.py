@@ -37,7 +37,8 @@ class ChatTemplate:
             self._template = environment.from_string(source)
             self.reads = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
         except Exception as error:  # Jinja's parser raises what it likes on odd sources
-            raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
+            line = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            raise ChatTemplateError(f"the model's chat template is no template: {line}{error}") from error
 
     def render(self, variables: Mapping[str, Any]) -> str:
         try:
@@ -70,6 +71,15 @@ def read_template(given: str) -> str:
 @functools.lru_cache(maxsize=16)
 def compile_template(source: str) -> ChatTemplate:
     return ChatTemplate(source)
+
+
+def fault_of(source: str) -> str | None:
+    """Why no conversation can be written with a template; None where it can be tried."""
+    try:
+        compile_template(source)
+    except ChatTemplateError as error:
+        return " ".join(str(error).split())
+    return None
 
 
 class _GenerationTag(jinja2.ext.Extension):

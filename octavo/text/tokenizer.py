@@ -29,6 +29,7 @@ class SpecialTokens:
     add_eos: bool | None = None
     names: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token, ...: for chat templates
     chat_templates: Mapping[str, str] = field(default_factory=dict)  # by name; most models have only "default"
+    rows: int | None = None  # of the model's embedding, where it is known
 
 
 class Pair(NamedTuple):
@@ -68,6 +69,7 @@ class Tokenizer:
         self._begins = _End("BOS", special.bos_id, special.add_bos, empty[:1])
         self._ends = _End("EOS", special.eos_id, special.add_eos, empty[-1:])
         self.adds_bos = self._begins.wanted
+        self.notices = [] if special.rows is None else self._check_rows(special.rows, frozenset(added))
         mask = backend.encode("a").special_tokens_mask
         trailing = next((i for i, special in enumerate(reversed(mask)) if not special), 0)
         self.num_ending = max(trailing - (self._ends.added and not self._ends.wanted), int(self._ends.wanted))
@@ -183,12 +185,40 @@ class Tokenizer:
             self._literal = literal(self._backend, self.special_ids)
         return encode(self._literal)
 
+    def _check_rows(self, rows: int, added: frozenset[int]) -> list[str]:
+        """Lines for whoever starts the model. CheckpointError where any text may give a token that the embedding of `rows`
+        rows has not.
+
+        Added tokens are another matter: only a text that spells one gives it, and of published models some have such a
+        token without a row, as the language model of Gemma 3 has that of images.
+        """
+        full = self.vocab_size > rows or self.id_to_token(rows) is not None  # else no need to list them all
+        vocabulary = self._backend.get_vocab(with_added_tokens=False).values() if full else ()
+        ends = self._fix_ends(self._backend.encode("").ids)
+        beyond = sorted({i for i in vocabulary if i >= rows} - added | {i for i in ends if i >= rows})
+        if beyond:
+            raise CheckpointError(
+                f"the tokenizer has token {self.id_to_token(beyond[0])!r} with id {beyond[0]}{_more(beyond)}, "
+                f"and the model's vocab_size is {rows}: the tokenizer is another model's, or vocab_size is wrong"
+            )
+        lone = sorted(i for i in added if i >= rows)
+        if not lone:
+            return []
+        return [
+            f"the tokenizer's added token {self.id_to_token(lone[0])!r} with id {lone[0]}{_more(lone)} is none of the model's "
+            f"{rows} (vocab_size): a prompt that spells it is refused"
+        ]
+
     def _holds_special(self, encoding: tokenizers.Encoding) -> bool:
         """Beside those that the post-processor added."""
         return any(
             token in self.special_ids and not added
             for token, added in zip(encoding.ids, encoding.special_tokens_mask, strict=True)
         )
+
+
+def _more(ids: Sequence[int]) -> str:
+    return f" and {len(ids) - 1} more" if len(ids) > 1 else ""
 
 
 def _pair(encoding: tokenizers.Encoding) -> Pair:
@@ -309,7 +339,16 @@ def _read_special_tokens(
         add_eos=_flag(config, "add_eos_token", path),
         names=names,
         chat_templates=_read_chat_templates(path, config),
+        rows=_rows(path),
     )
+
+
+def _rows(path: Path) -> int | None:
+    """What config.json says; that the embedding has so many is checked with the model."""
+    config = read_json_if_present(path / "config.json")
+    inner = config.get("text_config")
+    found = (inner if isinstance(inner, dict) else config).get("vocab_size", config.get("vocab_size"))
+    return found if type(found) is int else None
 
 
 def _flag(config: dict[str, Any], key: str, path: Path) -> bool | None:

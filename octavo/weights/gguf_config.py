@@ -103,7 +103,7 @@ class GgufConfig:
         tokens = self._gguf.size("tokenizer.ggml.tokens")
         return {
             "architectures": [family.architecture],
-            "model_type": self._architecture,
+            "gguf_architecture": self._architecture,
             "vocab_size": value("vocab_size", tokens or self._rows("token_embd.weight")),
             "rope_scaling": self._rope_scaling(),
             **renamed,
@@ -117,6 +117,8 @@ class GgufConfig:
             if not isinstance(count, int) or count < 1:
                 raise CheckpointError(f"{self._path}: {key} must be one number above 0 for all layers; found {count!r}")
         head_dim = value("attention.key_length", hidden // heads)
+        if head_dim == 0:
+            raise CheckpointError(f"{self._path}: head_count {heads} is more than embedding_length {hidden}")
         found: dict[str, Any] = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
         if "attention.kv_lora_rank" in family.keys:  # the file's heads are those of the latent
             value("attention.value_length", None)
@@ -140,6 +142,11 @@ class GgufConfig:
             return found
         if isinstance(pattern, int):
             pattern = [(i + 1) % pattern != 0 for i in range(self._layers if isinstance(self._layers, int) else 0)]
+        if not isinstance(pattern, list) or len(pattern) != self._layers or not all(p in (0, 1) for p in pattern):
+            raise CheckpointError(
+                f"{self._path}: attention.sliding_window_pattern is {pattern!r:.100}, expected a number, or true or false "
+                f"for each of {self._layers} layers"
+            )
         kinds = {True: "sliding_attention", False: "full_attention"}
         return {**found, "layer_types": [kinds[bool(sliding)] for sliding in pattern]}
 

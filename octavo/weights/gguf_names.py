@@ -220,7 +220,7 @@ FAMILIES: dict[str, Family] = {
         _BERT_TOP,
         "encoder.layer.",
         keys={"pooling_type": "pooling_type", "attention.causal": "is_decoder"},
-        config={"hidden_act": "gelu"},
+        config={"hidden_act": "gelu", "model_type": "bert"},
     ),
     "bloom": Family(
         "BloomForCausalLM",

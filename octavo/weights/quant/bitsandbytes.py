@@ -9,6 +9,7 @@ description in JSON. With double quantisation absmax is u8: nested_quant_map[abs
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from typing import Any
@@ -38,7 +39,7 @@ def find(settings: Settings, tensors: Tensors) -> Found:
     for name in tensors.entries:
         if _STATE in name:
             weight = name.partition(_STATE)[0]
-            matrices[weight] = _four_bits(tensors, weight, name)
+            matrices[weight] = _four_bits(tensors, weight, name, settings)
         elif name.endswith(".SCB"):
             weight = f"{name.removesuffix('.SCB')}.weight"
             matrices[weight] = _eight_bits(tensors, weight, name)
@@ -67,7 +68,7 @@ def _eight_bits(tensors: Tensors, weight: str, scale: str) -> Integers:
     return Integers(place, 8, 1, plain_groups(cols, cols), codes, scales, None, "F32")
 
 
-def _four_bits(tensors: Tensors, weight: str, state: str) -> Blocks:
+def _four_bits(tensors: Tensors, weight: str, state: str, settings: Settings) -> Blocks:
     entry = tensors.check(weight, ("U8",))
     file = str(entry.file.path)
     tensors.check(state, ("U8",), (None,))
@@ -110,6 +111,7 @@ def _four_bits(tensors: Tensors, weight: str, state: str) -> Blocks:
 
     values: F32 = finite(place, tensors.values(f"{weight}.quant_map"))
     known = {kind: np.array_equal(values, map_) for kind, map_ in (("NF4", NF4), ("FP4", FP4))}
+    _check_type(settings, state, said, next((kind.lower() for kind, same in known.items() if same), None), file)
     source = next((kind for kind, same in known.items() if same and size % 64 == 0 and cols % size == 0), DEQUANTISED)
 
     def rows_of(start: int, stop: int) -> tuple[U8, F32 | None]:
@@ -123,3 +125,18 @@ def _four_bits(tensors: Tensors, weight: str, state: str) -> Blocks:
         ), None
 
     return Blocks(place, source, rows_of)
+
+
+def _check_type(settings: Settings, state: str, said: dict[str, Any], of_values: str | None, file: str) -> None:
+    """Raise CheckpointError where the places that name the type of a matrix, and its 16 values, are not of one mind."""
+    name, _, ending = state.partition(_STATE)
+    places = {
+        f"{settings.where} with bnb_4bit_quant_type": settings.get("bnb_4bit_quant_type"),
+        f"{file} with tensor {state!r}": ending or None,
+        f"{file} with quant_type in {state!r}": said.get("quant_type"),
+        f"{file} with values in {name + '.quant_map'!r}": of_values,
+    }
+    given = [(place, kind) for place, kind in places.items() if kind is not None]
+    for (place, kind), (other, another) in itertools.pairwise(given):
+        if kind != another:
+            raise CheckpointError(f"{place} = {kind!r:.100}, but {other} = {another!r:.100}: one of them is wrong")
