@@ -108,7 +108,7 @@ class Builder:
         vectors += [self._norm_vector(bias, x.cols, head_dim)] if bias else []
         return self._out(ops.LayerNorm(eps, head_dim), (x, *vectors), x.rows, x.cols, "norm")
 
-    def final_norm(self, x: Value, weight: str, eps: float, plus: float = 0) -> Value:
+    def final_norm(self, x: Value, weight: str | None, eps: float, plus: float = 0) -> Value:
         """The states that logits are made of: an output, for who pools them."""
         return self.states(self.rms_norm(x, weight, eps, plus=plus))
 
