@@ -26,7 +26,7 @@ SMALL = Shape(hidden=256, layers=2, heads=4, kv_heads=2, inner=512, vocab=1024, 
 PACKED_AS = {
     "gptq-g32": "w4z", "gptq-g128": "w4z64", "gptq-channel": "w4c", "gptq-8bit": "w8", "awq-g128": "w4z64",
     "w4a16-g128": "w4z64", "w4a16-channel": "w4c", "w8a16-channel": "w8z64", "w8a8": "w8z64", "fp8-channel": "f8",
-    "fp8-128x128": "f8", "mxfp4": "w4m",
+    "fp8-128x128": "f8", "mxfp4-packed": "w4m",
 }  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def test_in_hugging_face_layout(tmp_path: Path) -> None:
 
 
 def test_table_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What stands around it stays; a second run takes the place of the first."""
+    """What stands around it stays, and rows of other models; a second run takes the place of the first."""
 
     def small(name: str, folder: Path) -> Path:
         models.write_random(folder / "model.gguf", SMALL, models.LARGE[name], "")
@@ -153,12 +153,14 @@ def test_table_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
     monkeypatch.setattr(format_models, "made", small)
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{format_models.BEGIN}old\n{format_models.END}after\n")
+    old = "| model |\n|---|\n| 1b-q4_k | old |\n| 1b-q5_k | kept |\n"
+    page.write_text(f"before\n{format_models.BEGIN}{old}{format_models.END}after\n")
     format_models.main(page, ["1b-q4_k"])
     before, rest = page.read_text().split(format_models.BEGIN)
     found, after = rest.split(format_models.END)
     assert (before, after) == ("before\n", "after\n") and "old" not in found
-    row = found.splitlines()[-1]
+    row, other = found.splitlines()[2:]
+    assert other == "| 1b-q5_k | kept |" and len(set(models.NAMES)) == len(models.NAMES)
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[0] == "1b-q4_k" and 1 <= float(cells[3]) <= 1.10 and float(cells[4]) > 0
     assert row in capsys.readouterr().out

@@ -14,6 +14,10 @@ from octavo.weights.gguf_file import read_gguf
 
 BEGIN, END = "<!-- models, by scripts/format-speeds --end-to-end -->\n", "<!-- end of models -->\n"
 
+_HEAD = (
+    "| model | tensors of the file | packed | ratio | tokens/s | read at | share of a streaming read |\n"
+    "|---|---|---|---|---|---|---|\n"
+)
 _RUNS = ("--input-len", "32", "--output-len", "49", "--repeat", "2")
 
 
@@ -27,14 +31,15 @@ class Row(NamedTuple):
 
 
 def main(page: Path, names: list[str]) -> None:
-    """Replaces what is between the two comments of the page. names: of models, all where there are none."""
-    text = page.read_text()
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    rows = []
+    """Replaces lines between the two comments of the page, those of `names`; of all models where there are none."""
+    before, rest = page.read_text().split(BEGIN)
+    table, after = rest.split(END)
+    lines = {line.split()[1]: line for line in table.splitlines(keepends=True)[2:]}
     for name in names or [*LARGE, *FOLDERS]:
-        rows.append(measure(name))
-        print(_line(rows[-1]), end="", flush=True)
-    page.write_text(before + BEGIN + table(rows) + END + after)
+        lines[name] = _line(measure(name))
+        print(lines[name], end="", flush=True)
+    kept = [lines[name] for name in (*LARGE, *FOLDERS) if name in lines]
+    page.write_text(before + BEGIN + _HEAD + "".join(kept) + END + after)
 
 
 def measure(name: str) -> Row:
@@ -64,11 +69,6 @@ def tensor_bytes(model: Path) -> int:
     if model.is_dir():
         return sum(file.stat().st_size for file in model.glob("*.safetensors"))
     return sum(tensor.stop - tensor.start for tensor in read_gguf(model).tensors.values())
-
-
-def table(rows: list[Row]) -> str:
-    head = "| model | tensors of the file | packed | ratio | tokens/s | read at | share of a streaming read |\n"
-    return head + "|---|---|---|---|---|---|---|\n" + "".join(map(_line, rows))
 
 
 def _line(row: Row) -> str:

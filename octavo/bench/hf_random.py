@@ -151,6 +151,6 @@ HF_FORMATS = {
     "w8a8": _of_compressed("w8a8", None),
     "fp8-channel": _of_compressed("fp8", None),
     "fp8-128x128": HfFormat(_TILES, lambda rows, cols, rng: _fp8(128, rows, cols, rng)),
-    "mxfp4": HfFormat(_MXFP4, _mxfp4),
+    "mxfp4-packed": HfFormat(_MXFP4, _mxfp4),
 }
 """GPTQ and AWQ with zero points, 8 bits without; compressed-tensors symmetric."""
