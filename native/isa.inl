@@ -21,8 +21,8 @@
 namespace octavo::VEC_NS {
 
 #define DECODED(F, A) gemm<ProductDecoded<Format::F, Act::A>>
-#define CODES(F) {DECODED(F, F32), gemm<ProductGroups<Format::F>>, gemm<ProductA8<Format::F>>, \
-                  gemm<ProductA16<Format::F>>}
+#define CODES(F) \
+  {DECODED(F, F32), gemm<ProductGroups<Format::F>>, gemm<ProductA8<Format::F>>, gemm<ProductA16<Format::F>>}
 #define ALL_ACTS(F)                                                                                  \
   F<ActKind::Silu>, F<ActKind::Gelu>, F<ActKind::GeluTanh>, F<ActKind::GeluQuick>, F<ActKind::Relu>, \
       F<ActKind::Relu2>, F<ActKind::Sigmoid>, F<ActKind::Tanh>

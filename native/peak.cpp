@@ -93,17 +93,17 @@ template <class Loop> double tile_turns(Loop loop) {
 }  // namespace
 
 double peak_ops(const Kernels& kernels, Format f, Act act) {
-  if (act == Act::A16) return peak_ops(strcmp(kernels.name, "amx") ? kernels : *kernels_avx512(), f, Act::A8) / 2;
-  const bool codes = f >= Format::W8 && f != Format::F8;
+  const bool codes = f >= Format::W8 && f != Format::F8 && act >= Act::A8;
+  const int rows = int8_rows(act);
   if (!strcmp(kernels.name, "avx2")) {
-    if (codes && act == Act::A8) return avx2_groups(f) * 4 * 32 * 8 * 2;
+    if (codes) return avx2_groups(f) * 4 * 32 * 8 * 2 / rows;
     return turns_per_second(LOOP(TWELVE("vfmadd231ps", "ymm"))) * 12 * 8 * 2;
   }
   const bool tiles = !strcmp(kernels.name, "amx");
   if (strcmp(kernels.name, "avx512") && !tiles) return 0;
   if (tiles && codes && act == Act::A8) return tile_turns(DOTS("tdpbssd")) * 6 * 16 * 16 * 64 * 2;
   if (tiles && f >= Format::BF16 && act == Act::BF16) return tile_turns(DOTS("tdpbf16ps")) * 6 * 16 * 16 * 32 * 2;
-  if (codes && act == Act::A8) return turns_per_second(LOOP(TWELVE("vpdpbusd", "zmm"))) * 12 * 64 * 2;
+  if (codes) return turns_per_second(LOOP(TWELVE("vpdpbusd", "zmm"))) * 12 * 64 * 2 / rows;
   if (f >= Format::BF16 && act == Act::BF16) return turns_per_second(LOOP(TWELVE("vdpbf16ps", "zmm"))) * 12 * 32 * 2;
   return turns_per_second(LOOP(TWELVE("vfmadd231ps", "zmm"))) * 12 * 16 * 2;
 }

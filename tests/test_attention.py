@@ -83,7 +83,7 @@ def model(
     y = b.add(x, b.linear(y, {"o": HIDDEN}))
     b.layer = -1
     b.sample(b.logits(b.gather_rows(y), embedding))
-    graph = round_inputs(verify(b.graph), lambda _: DType.BF16)
+    graph = round_inputs(verify(b.graph), lambda *_: DType.BF16)
     return verify(graph), checkpoint
 
 

@@ -40,7 +40,7 @@ def model(vocab: int, act: DType, scale: float = 1.0, softcap: float = 0.0, bias
     b = Builder("head", vocab, 4096, Shapes(**{name: (1, *t.shape)[-2:] for name, t in tensors.items()}))
     x = b.gather_rows(b.embed(b.matrix({"table": vocab}, HIDDEN)))
     b.sample(b.logits(x, b.matrix({"head": vocab}, HIDDEN), bias, scale, softcap))
-    return verify(round_inputs(verify(b.graph), lambda _: act)), InMemory({}, tensors)
+    return verify(round_inputs(verify(b.graph), lambda *_: act)), InMemory({}, tensors)
 
 
 def compiled(graph: Graph, weights: InMemory, **options: Any) -> CpuProgram:

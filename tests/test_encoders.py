@@ -255,7 +255,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bert", {"max_position_embeddings": 600}, "position_embeddings.weight has shape"),
     ("bert", {"architectures": ["BertForSequenceClassification"]}, "classifier.weight"),
     ("xlm_roberta_rerank", {"id2label": {"0": "a", "1": "b"}}, "classifier.out_proj.weight has shape"),
-    ("modernbert", {"layer_types": ["full_attention"]}, "expected full_attention or sliding_attention for 4 layers"),
+    ("modernbert", {"layer_types": ["full_attention"]}, "has 1 layer_types, expected one for each of 4 layers"),
     ("modernbert", {"hidden_activation": "mish"}, "hidden_activation = 'mish'"),
     ("modernbert", {"architectures": ["ModernBertForSequenceClassification"], "classifier_pooling": "mean"}, "served: cls"),
 ]  # fmt: skip

@@ -183,7 +183,7 @@ def test_what_lies_between_a_linear_and_attention_does_not_change_its_rounding()
     b.layer = 0
     q, k, v = (b.linear(x, {name: 16}, name=name) for name in "qkv")
     b.attention(b.rms_norm(q, None, 1e-5, 16), b.clamp(k, -1, 1), b.scale(v, 2.0), group, 0.25)
-    graph = verify(round_inputs(verify(b.graph), lambda _: DType.A8))
+    graph = verify(round_inputs(verify(b.graph), lambda _, attends: DType.BF16 if attends else DType.A8))
     assert [n.ins[0].dtype for n in graph.nodes if n.op == "linear"] == [DType.BF16] * 3
 
 
@@ -227,7 +227,7 @@ def test_each_operation_on_the_native_backend(isa: str, act: DType) -> None:
     if act in (DType.I8, DType.I32):
         return
     graph, weights = model()
-    graph = verify(round_inputs(graph, lambda _: act))
+    graph = verify(round_inputs(graph, lambda *_: act))
     seen: list[Checked] = []
     assert diff(graph, weights, CpuBackend(isa, 2, fuse=False, reuse=False), report=seen.append) is None
     assert {c.node.op for c in seen} >= {"layer_norm", "rms_norm", "act", "act_mul", "scale", "softcap", "clamp", "mul"}
@@ -235,7 +235,7 @@ def test_each_operation_on_the_native_backend(isa: str, act: DType) -> None:
 
 def test_passes_chunks_and_threads_change_no_bit() -> None:
     graph, weights = model()
-    graph = verify(round_inputs(graph, lambda _: DType.A8))
+    graph = verify(round_inputs(graph, lambda _, attends: DType.A16 if attends else DType.A8))
     assert "norm_round" in count(fuse(graph, FUSED))
     ids = np.random.default_rng(1).integers(50, size=69).astype(np.int32)
     limits = Limits(max_tokens=70, max_rows=70, max_seqs=2, max_model_len=75)
